@@ -34,6 +34,7 @@ from untorch.llm.speculation import read_speculative
 from untorch.llm.speculators import make_speculator
 from untorch.llm.structured import Grammars
 from untorch.llm.tokenizer import ChatTemplate, Tokenizer
+from untorch.llm.vision.messages import take_images
 from untorch.runtime.errors import ArgumentTypeError, ClosedError, InvalidArgumentError, UntorchError
 
 if TYPE_CHECKING:
@@ -215,6 +216,11 @@ class Engine(PooledMethods, LoraMethods):
         return min(self._settings.max_positions - 1, self._longest)
 
     @property
+    def takes_images(self) -> bool:
+        """Whether prompts and messages may have images."""
+        return self._runner.vision is not None
+
+    @property
     def settings(self) -> Settings:
         """What the package says of the model: vocabulary, longest sequence, stop tokens, pages."""
         return self._settings
@@ -236,7 +242,7 @@ class Engine(PooledMethods, LoraMethods):
         """Begin a request, and return at once.
 
         Args:
-            prompt: Text, token ids, or a Prompt with embeddings.
+            prompt: Text, token ids, or a Prompt with images or embeddings.
             params: Default: ``default_params``.
             lora: The name of an adapter that is loaded. None: the model itself.
             priority: Requests with smaller numbers run first, and are preempted last.
@@ -374,15 +380,20 @@ class Engine(PooledMethods, LoraMethods):
         finally:
             handle.cancel()
 
-    def chat_prompt(self, messages: Sequence[Mapping[str, Any]], **variables: Any) -> list[int]:
+    def chat_prompt(self, messages: Sequence[Mapping[str, Any]], **variables: Any) -> list[int] | Prompt:
         """The token ids of a conversation, by the package's chat template, which gets the variables, too.
+
+        With images (``{"type": "image", "image": …}`` among the parts of a content) a Prompt, in which they are
+        encoded.
 
         Raises InvalidArgumentError.
         """
         if self._template is None or self._tokenizer is None:
             what = "chat template" if self._template is None else "tokenizer"
             raise InvalidArgumentError(f"chat: the package has no {what}: use generate with a prompt of your own")
-        return self._tokenizer.encode(self._template.render(messages, **variables), add_special_tokens=False)
+        messages, images = take_images(messages)
+        ids = self._tokenizer.encode(self._template.render(messages, **variables), add_special_tokens=False)
+        return self._with_images(Prompt(ids, images=images)) if images else ids
 
     def chat(
         self,
@@ -442,6 +453,8 @@ class Engine(PooledMethods, LoraMethods):
 
     def _read_prompt(self, prompt: Any) -> tuple[list[int], Embeddings | None]:
         settings = self._settings
+        if isinstance(prompt, Prompt) and len(prompt.images):
+            prompt = self._with_images(prompt)
         given = prompt.tokens if isinstance(prompt, Prompt) else prompt
         if isinstance(given, str):
             if self._tokenizer is None:
@@ -466,7 +479,25 @@ class Engine(PooledMethods, LoraMethods):
             )
         if not isinstance(prompt, Prompt):
             return ids, None
-        return ids, read_embeddings(prompt.embeddings, len(ids), settings.hidden, settings.block_size)
+        return ids, read_embeddings(
+            prompt.embeddings, len(ids), settings.hidden, settings.block_size, prompt.positions, settings.position_rows
+        )
+
+    def _with_images(self, prompt: Prompt) -> Prompt:
+        """With embeddings of the images in the place of their placeholders. Raises InvalidArgumentError."""
+        encoder = self._runner.vision
+        if encoder is None:
+            raise InvalidArgumentError(
+                "prompt: images: the package has no image encoder: export it with causal_lm(…, images=True)"
+            )
+        if prompt.embeddings or prompt.positions is not None:
+            raise InvalidArgumentError("prompt: images: expected no embeddings and positions beside images")
+        tokens = prompt.tokens
+        if isinstance(tokens, str):
+            if self._tokenizer is None:
+                raise InvalidArgumentError("prompt: expected token ids, as there is no tokenizer, got text")
+            tokens = self._tokenizer.encode(tokens)
+        return encoder.expand(tokens, prompt.images, self.max_prompt_tokens)
 
     def _check(self, params: SamplingParams) -> None:
         """What only the model tells."""

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from untorch.llm.slots import NO_SLOT
 from untorch.runtime.errors import InvalidArgumentError
 
-__all__ = ["StepGraphs", "graph_sizes", "read_sizes"]
+__all__ = ["StepGraphs", "graph_sizes", "read_sizes", "text_positions"]
 
 _FEWEST_COLUMNS = 64  # of the block table; the next size is four times as wide
 
@@ -22,6 +22,11 @@ def graph_sizes(max_sequences: int) -> list[int]:
     """1, 2, 4, 8, 16, 24, … up to the number of sequences."""
     sizes = [1, 2, 4, *range(8, max_sequences, 8)]
     return [size for size in sizes if size < max_sequences] + [max_sequences]
+
+
+def text_positions(places: NDArray[np.int64], rows: int) -> NDArray[np.int64]:
+    """Positions of a text, from the tokens' places in their sequences: [T], or [rows, T]."""
+    return places if rows == 1 else np.repeat(places[None], rows, axis=0)
 
 
 def read_sizes(given: Any, max_sequences: int) -> list[int]:
@@ -44,16 +49,23 @@ class StepGraphs:
     capture: makes a graph from one whose memory it shares, or None, and the arguments of a step. The block table has
     64 columns, or 4, 16, … times as many; ``prepare`` captures all sizes for the narrowest one. states: of recurrent
     layers, where the model has some.
+    position_rows: of the positions, which are [T] if there is one.
     most_tokens: of a sequence in a step with drafts. Above 1, each size has a graph for that many tokens a sequence,
     too: which sequence has how many of them, and which logits are wanted, is in its inputs.
     block_sizes: positions a block, of each group of layers with a block table: larger ones need fewer columns.
     """
 
     def __init__(
-        self, sizes: Sequence[int], pool: Any, capture: Callable[..., Any], states: Any = None, most_tokens: int = 1,
+        self,
+        sizes: Sequence[int],
+        pool: Any,
+        capture: Callable[..., Any],
+        states: Any = None,
+        most_tokens: int = 1,
         block_sizes: Sequence[int] = (1,),
-    ) -> None:  # fmt: skip
-        self._sizes = sorted(sizes)
+        position_rows: int = 1,
+    ) -> None:
+        self._sizes, self._position_rows = sorted(sizes), position_rows
         self._pool, self._capture, self._states, self._most = pool, capture, states, most_tokens
         self._block_sizes = tuple(block_sizes)
         self._graphs: dict[tuple[int, int, int], Any] = {}
@@ -107,8 +119,8 @@ class StepGraphs:
         columns = _FEWEST_COLUMNS
         while any(table.shape[1] > most for table, most in zip(tables, self._widths(columns), strict=True)):
             columns *= 4
-        given = _arguments(size, self._widths(columns), each)
-        given[1][: len(positions)], given[5][:count] = positions, lengths
+        given = _arguments(size, self._widths(columns), each, self._position_rows)
+        given[1][..., : positions.shape[-1]], given[5][:count] = positions, lengths
         for own, table in zip(given[3], tables, strict=True):
             own[:count, : table.shape[1]] = table
         for own, places in zip(given[6], slots, strict=True):
@@ -131,7 +143,7 @@ class StepGraphs:
         key = size, columns, each
         if key not in self._graphs:
             shares = next(iter(self._graphs.values()), None)
-            given = _arguments(size, self._widths(columns), each)
+            given = _arguments(size, self._widths(columns), each, self._position_rows)
             self._graphs[key] = self._capture(shares, *_flat(given), *self._pools(size, None))
         return self._graphs[key]
 
@@ -150,14 +162,15 @@ class StepGraphs:
         return self._pool, slots, self._states
 
 
-def _arguments(size: int, columns: Sequence[int], each: int) -> Arguments:
+def _arguments(size: int, columns: Sequence[int], each: int, position_rows: int) -> Arguments:
     """Of a step in which every sequence is padding: it reads one position of block 0, and writes nothing.
 
     columns: of each group's block table. With several tokens for each, only the first ``size`` are of sequences.
     """
     total = size * each
+    positions = text_positions(np.zeros(total, np.int64), position_rows)
     return (
-        np.zeros(total, np.int64), np.zeros(total, np.int64), np.arange(total),
+        np.zeros(total, np.int64), positions, np.arange(total),
         tuple(np.zeros((size, count), np.int32) for count in columns), np.arange(size + 1, dtype=np.int32),
         np.ones(size, np.int32), tuple(np.full(total, -1, np.int64) for _ in columns),
     )  # fmt: skip

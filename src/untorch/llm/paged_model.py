@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from untorch._core import Tensor
-from untorch.llm.graphs import StepGraphs
+from untorch.llm.graphs import StepGraphs, text_positions
 from untorch.llm.logits import DeviceLogits, Draws, Logits
 from untorch.llm.lora import Loras
 from untorch.llm.scheduler import Plan, Scheduled
@@ -25,12 +25,13 @@ class Batch:
 
     block_sizes: positions a page of each of the groups that the model has block tables of; a number: of its only one.
     groups: which of the sequences' groups these are. knows_tokens: False: they are still being chosen, and are not in
-    the sequences.
+    the sequences. places: of the tokens in their sequences. positions: the same, or [position_rows, T] of rotary
+    embeddings.
     """
 
     __slots__ = (
-        "_groups", "_sizes", "block_tables", "cu_seqlens_q", "positions", "seqlens_k", "slot_mappings", "state_slots",
-        "tokens",
+        "_groups", "_sizes", "block_tables", "cu_seqlens_q", "places", "positions", "seqlens_k", "slot_mappings",
+        "state_slots", "tokens",
     )  # fmt: skip
 
     def __init__(
@@ -39,6 +40,7 @@ class Batch:
         block_sizes: int | Sequence[int],
         knows_tokens: bool = True,
         groups: Sequence[int] | None = None,
+        position_rows: int = 1,
     ) -> None:
         self._sizes = (block_sizes,) if isinstance(block_sizes, int) else tuple(block_sizes)
         self._groups = range(len(self._sizes)) if groups is None else groups
@@ -51,15 +53,20 @@ class Batch:
         self.state_slots = np.array([item.sequence.slot for item in items], np.int32)
         self.tokens = _tokens(items) if knows_tokens else np.zeros(total, np.int64)
         of = np.repeat(np.arange(len(items)), counts)  # the item of each token
-        self.positions = np.arange(total) + (starts - self.cu_seqlens_q[:-1])[of]
+        self.places = np.arange(total) + (starts - self.cu_seqlens_q[:-1])[of]
+        self.positions = text_positions(self.places, position_rows)
+        if position_rows > 1:
+            for item, begin in zip(items, self.cu_seqlens_q.tolist(), strict=False):
+                if item.sequence.embeddings is not None:
+                    item.sequence.embeddings.place(item.start, self.positions[:, begin : begin + item.count])
         longest = int(self.seqlens_k.max())
         self.block_tables: list[NDArray[np.int32]] = []
         self.slot_mappings: list[NDArray[np.int64]] = []
         for group, size in zip(self._groups, self._sizes, strict=True):
             table = _block_table(items, group, -(-longest // size))
-            blocks = table[of, self.positions // size].astype(np.int64)
+            blocks = table[of, self.places // size].astype(np.int64)
             self.block_tables.append(table)
-            self.slot_mappings.append(blocks * size + self.positions % size)
+            self.slot_mappings.append(blocks * size + self.places % size)
 
     @property
     def block_table(self) -> Any:
@@ -73,15 +80,17 @@ class Batch:
 
     def go_on(self, plan: Plan) -> None:
         """Becomes the arguments of the step behind: the same sequences, one token each, which is still being chosen."""
-        self.positions += 1
+        self.places += 1
+        if self.positions is not self.places:
+            self.positions += 1
         self.seqlens_k += 1
         for i, (group, size) in enumerate(zip(self._groups, self._sizes, strict=True)):
             slots = self.slot_mappings[i]
             slots += 1
-            for row in np.flatnonzero(self.positions % size == 0).tolist():
+            for row in np.flatnonzero(self.places % size == 0).tolist():
                 table = plan.items[row].sequence.table
                 assert table is not None
-                column = int(self.positions[row]) // size
+                column = int(self.places[row]) // size
                 if column >= self.block_tables[i].shape[1]:
                     wider = np.zeros((plan.tokens, column + 1), np.int32)
                     wider[:, : self.block_tables[i].shape[1]] = self.block_tables[i]
@@ -147,7 +156,8 @@ class PagedModel:
     on the GPU. block_sizes: positions a page, of each group of layers with a block table. hidden: the width of
     embeddings as inputs. graph_sizes: numbers of sequences whose steps are CUDA graphs; most_tokens: of a sequence in
     them. vocabulary: tokens from there on are unknown to the model, and are 0 to it. adapted: the methods of steps with
-    adapters, which ``loras`` has. groups: which groups of the sequences' tables these are.
+    adapters, which ``loras`` has. groups: which groups of the sequences' tables these are. position_rows: as in
+    Settings.
     """
 
     def __init__(
@@ -165,14 +175,17 @@ class PagedModel:
         adapted: Sequence[tuple[int, Method]] = (),
         loras: Loras | None = None,
         groups: Sequence[int] | None = None,
+        position_rows: int = 1,
     ) -> None:
         self._methods, self._embeds, self._choose = methods, embeds, choose
         self._block_sizes, self._groups, self._hidden = tuple(block_sizes), groups, hidden
         self._pool, self._states, self._vocabulary = pool, states, vocabulary
-        self._adapted, self._loras = adapted, loras
+        self._adapted, self._loras, self._position_rows = adapted, loras, position_rows
         self._last: tuple[Plan, Batch] | None = None
         self._most_tokens = most_tokens
-        self._graphs = StepGraphs(graph_sizes, pool, self._capture, states, most_tokens, self._block_sizes)
+        self._graphs = StepGraphs(
+            graph_sizes, pool, self._capture, states, most_tokens, self._block_sizes, position_rows
+        )  # fmt: skip
 
     def prepare(self, progress: Callable[[int, int], None]) -> None:
         """Captures CUDA graphs."""
@@ -187,8 +200,9 @@ class PagedModel:
         if len(tables) == 1:
             (tables,), (places,) = tables, places
         slots = () if self._states is None else (np.full(sequences, NO_SLOT, np.int32), self._states)
+        positions = text_positions(np.zeros(total, np.int64), self._position_rows)
         logits: Any = self._method(total, self._methods)(
-            np.zeros(total, np.int64), np.zeros(total, np.int64), rows, tables,
+            np.zeros(total, np.int64), positions, rows, tables,
             np.arange(sequences + 1, dtype=np.int32) * each, np.full(sequences, each, np.int32),
             places, self._pool, *slots,
         )  # fmt: skip
@@ -248,7 +262,7 @@ class PagedModel:
             batch = last[1]
             batch.go_on(plan)
         else:
-            batch = Batch(plan, self._block_sizes, knows_tokens, self._groups)
+            batch = Batch(plan, self._block_sizes, knows_tokens, self._groups, self._position_rows)
             if self._vocabulary is not None:
                 batch.tokens[batch.tokens >= self._vocabulary] = 0
         self._last = plan, batch

@@ -1,4 +1,4 @@
-"""What a request asks about: token ids, and embeddings in the place of some of them."""
+"""What a request asks about: token ids, images, and embeddings in the place of some tokens."""
 
 from __future__ import annotations
 
@@ -17,15 +17,22 @@ __all__ = ["Embeddings", "Prompt", "check_tokens", "is_prompt", "read_embeddings
 
 @dataclass(frozen=True, eq=False)
 class Prompt:
-    """Token ids with embeddings of the caller: what an image's or a sound's encoder gives.
+    """Text or token ids with images, or with embeddings of the caller: what an image's or a sound's encoder gives.
 
     Attributes:
-        tokens: Of the whole prompt. Where there are embeddings, any ids, such as the model's placeholder.
+        tokens: Of the whole prompt. Where there are embeddings, any ids, such as the model's placeholder. With images,
+            text or token ids with one placeholder for each image, such as ``<|image_pad|>``.
         embeddings: Arrays [k, hidden] by the position of their first row; they take the place of k tokens.
+        positions: Of the tokens, [3, T] integers, for a model with multimodal rotary positions (M-RoPE). None: those of
+            a text. The tokens that follow go on behind the largest one.
+        images: For a package with an image encoder, in the order of their placeholders: paths, the bytes of files,
+            Pillow images or arrays [height, width, 3] of uint8.
     """
 
-    tokens: Sequence[int]
+    tokens: str | Sequence[int]
     embeddings: Mapping[int, Any] = field(default_factory=dict)
+    positions: Any = None
+    images: Sequence[Any] = ()
 
     @classmethod
     def expand(cls, tokens: Sequence[int], placeholder: int, arrays: Sequence[Any]) -> Prompt:
@@ -52,11 +59,23 @@ class Prompt:
 
 
 class Embeddings:
-    """The embeddings of a prompt, float32, by position: they do not overlap. keys: as BlockManager.open takes them."""
+    """The embeddings of a prompt, float32, by position: they do not overlap. keys: as BlockManager.open takes them.
 
-    def __init__(self, spans: Sequence[tuple[int, NDArray[np.float32]]], block_size: int) -> None:
-        self._spans = list(spans)
+    positions: Of the prompt's tokens, [rows, T] int64; None: those of a text.
+    """
+
+    def __init__(
+        self,
+        spans: Sequence[tuple[int, NDArray[np.float32]]],
+        block_size: int,
+        positions: NDArray[np.int64] | None = None,
+    ) -> None:
+        self._spans, self._positions = list(spans), positions
+        self._shift = 0 if positions is None else int(positions.max()) + 1 - positions.shape[1]
         self.keys = _keys(self._spans, block_size)
+        if positions is not None:
+            for block, key in _position_keys(positions, self._shift, block_size).items():
+                self.keys[block] = self.keys.get(block, b"") + key
 
     def within(self, start: int, end: int) -> bool:
         """Whether any of these positions has one."""
@@ -71,6 +90,27 @@ class Embeddings:
                 rows[first - start : last - start] = span[first - begin : last - begin]
                 mask[first - start : last - start] = True
 
+    def place(self, start: int, positions: NDArray[np.int64]) -> None:
+        """Turns [rows, n], the tokens' places in the sequence from ``start`` on, into their positions."""
+        if self._positions is None:
+            return
+        known = self._positions[:, start : start + positions.shape[1]]
+        positions[:, : known.shape[1]] = known
+        positions[:, known.shape[1] :] += self._shift
+
+
+def _position_keys(positions: NDArray[np.int64], shift: int, size: int) -> dict[int, bytes]:
+    """As ``_keys``: where the distance of positions to a text's changes. What goes on as before needs no key."""
+    rows, length = positions.shape
+    distances = np.empty((rows, length + 2), np.int64)
+    distances[:, 0], distances[:, -1] = 0, shift
+    distances[:, 1:-1] = positions - np.arange(length)
+    keys: dict[int, bytes] = {}
+    for place in np.flatnonzero((distances[:, 1:] != distances[:, :-1]).any(0)).tolist():
+        key = (place % size).to_bytes(4, "little") + distances[:, place + 1].tobytes()
+        keys[place // size] = keys.get(place // size, b"") + key
+    return keys
+
 
 def _keys(spans: Sequence[tuple[int, NDArray[np.float32]]], size: int) -> dict[int, bytes]:
     """What the contents of blocks depend on beside token ids, by the number of the block."""
@@ -83,14 +123,17 @@ def _keys(spans: Sequence[tuple[int, NDArray[np.float32]]], size: int) -> dict[i
     return keys
 
 
-def read_embeddings(given: Any, length: int, hidden: int, block_size: int) -> Embeddings | None:
+def read_embeddings(
+    given: Any, length: int, hidden: int, block_size: int, positions: Any = None, position_rows: int = 1
+) -> Embeddings | None:
     """Those of a Prompt with that many tokens; None: there are none. Raises InvalidArgumentError."""
+    places = _read_positions(positions, length, position_rows)
     if not isinstance(given, Mapping):
         raise ArgumentTypeError(
             f"prompt: embeddings: expected a dictionary of arrays by position, got {type(given).__name__}"
         )
     if not given:
-        return None
+        return None if places is None else Embeddings([], block_size, places)
     if not hidden:
         raise InvalidArgumentError(
             "prompt: embeddings: the package takes token ids alone: export it with causal_lm(…, inputs_embeds=True)"
@@ -112,7 +155,20 @@ def read_embeddings(given: Any, length: int, hidden: int, block_size: int) -> Em
             )
         end = position + len(rows)
         spans.append((int(position), rows))
-    return Embeddings(spans, block_size)
+    return Embeddings(spans, block_size, places)
+
+
+def _read_positions(given: Any, length: int, rows: int) -> NDArray[np.int64] | None:
+    if given is None:
+        return None
+    if rows == 1:
+        raise InvalidArgumentError("prompt: positions: expected None, as the model's are those of the tokens")
+    array = np.asarray(given)
+    if array.dtype.kind not in "iu" or array.shape != (rows, length) or array.min() < 0:
+        raise InvalidArgumentError(
+            f"prompt: positions: expected integers [{rows}, {length}] from 0 on, got {array.dtype} {list(array.shape)}"
+        )
+    return array.astype(np.int64)
 
 
 def _rows(given: Any, position: int, hidden: int) -> NDArray[np.float32]:

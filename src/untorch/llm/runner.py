@@ -17,6 +17,8 @@ from untorch.llm.lora import Loras
 from untorch.llm.paged_model import PagedModel
 from untorch.llm.scheduler import Plan
 from untorch.llm.settings import KV_ITEMSIZE, Settings, read_settings
+from untorch.llm.vision.encoder import ImageEncoder
+from untorch.llm.vision.settings import read_vision
 from untorch.runtime.arrays import zeros
 from untorch.runtime.errors import InvalidArgumentError
 from untorch.runtime.program import Program, load
@@ -45,6 +47,7 @@ class Runner(ABC):
     blocks: int
     snapshots: int = 0
     loras: Loras | None = None  # the adapters beside its weights; only where ``settings.lora`` is set
+    vision: ImageEncoder | None = None
 
     @abstractmethod
     def run(self, plan: Plan, rows: Sequence[int], tokens: Any = None) -> Logits:
@@ -104,6 +107,8 @@ class PackageRunner(Runner):
             if draft is not None:
                 row += draft.block_elements * KV_ITEMSIZE[draft.dtype]
             on_gpu = program.device != "cpu"
+            if (vision := read_vision(program.manifest, program.path)) is not None:
+                self.vision = ImageEncoder(vision, program[vision.method], settings.position_rows)
             adapted: list[tuple[int, Method]] = []
             if settings.lora is not None:
                 self.loras = Loras(settings.lora, program.device)
@@ -128,6 +133,7 @@ class PackageRunner(Runner):
                         1 if speculative is None else speculative.num_speculative_tokens + 1,
                         adapted=adapted,
                         loras=self.loras,
+                        position_rows=settings.position_rows,
                     )
                 ]
                 if draft is not None:
@@ -154,6 +160,8 @@ class PackageRunner(Runner):
                 trial = make(2 * len(settings.groups), 1)
                 for model in trial:
                     model.rehearse(max_batch_tokens, max_sequences)
+                if self.vision is not None:
+                    self.vision.rehearse()
                 available = int(program.memory()["free"] * _DEFAULT_DEVICE_PART) - len(sizes) * _GRAPH_BYTES
                 for model in trial:
                     model.close()

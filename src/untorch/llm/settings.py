@@ -61,9 +61,9 @@ class Settings:
     """block_size: positions a page, of the group that has the fewest. block_elements: of the pool's rows. dtype: of
     the pool. groups: of layers, each with a block table; default: one, with ``window``.
 
-    methods: names by the number of tokens that they are tuned for, ascending.
-    choose: the method that chooses tokens on the GPU. state_elements: float32 numbers that recurrent layers keep of a
-    sequence; 0: the model has none.
+    position_rows: 3 for multimodal rotary positions (M-RoPE). methods: names by the number of tokens that they are
+    tuned for, ascending. choose: the method that chooses tokens on the GPU. state_elements: float32 numbers that
+    recurrent layers keep of a sequence; 0: the model has none.
     """
 
     vocabulary: int
@@ -72,6 +72,7 @@ class Settings:
     block_elements: int = 0
     state_elements: int = 0
     dtype: str = "float32"
+    position_rows: int = 1
     window: int = 0
     groups: tuple[BlockGroup, ...] = ()
     stop_ids: tuple[int, ...] = ()
@@ -135,6 +136,7 @@ def read_settings(manifest: Mapping[str, Any], path: str) -> Settings:
             block_elements=int(section["block_elements"]),
             state_elements=int(section.get("state_elements", 0)),
             dtype=str(section["dtype"]),
+            position_rows=int(section.get("position_rows", 1)),
             window=0 if len(groups) > 1 or groups[0].chunk else groups[0].window,
             groups=groups,
             stop_ids=tuple(int(i) for i in section["stop_ids"]),
@@ -168,6 +170,11 @@ def read_settings(manifest: Mapping[str, Any], path: str) -> Settings:
         group.size < 1 or group.size % settings.block_size or min(group.window, group.chunk) < 0 for group in groups
     ) or settings.block_size not in {group.size for group in groups}:
         raise InvalidFileError(f"{path}: the manifest's language model is damaged: a group of layers is wrong")
+    if settings.position_rows not in (1, 3):
+        raise UnsupportedError(
+            f"{path}: its positions have {settings.position_rows} rows, which this untorch does not know: upgrade "
+            "untorch"
+        )
     if settings.task not in TASKS or settings.pooling not in POOLINGS:
         raise UnsupportedError(
             f"{path}: its task is {settings.task!r} with the pooling {settings.pooling!r}, which this untorch does not "

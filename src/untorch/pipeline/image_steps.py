@@ -2,78 +2,20 @@
 
 from __future__ import annotations
 
-import io
-import os
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from untorch.pipeline.extras import import_extra
-from untorch.runtime.errors import ArgumentTypeError, InvalidArgumentError, file_error
-from untorch.validation import refuse_url
+from untorch import images
 
 __all__ = ["apply_steps", "read_image"]
 
 
 def read_image(source: Any, *, max_pixels: int | None = None, formats: Sequence[str] | None = None) -> Any:
-    """A Pillow image, RGB: of a path, the bytes of a file, a Pillow image, or an array [height, width, 3] uint8.
-
-    It is turned as its EXIF orientation says.
-
-    Args:
-        source: The image.
-        max_pixels: Of a file: those of a larger image are not decoded. None: as Pillow bounds them.
-        formats: Of a file: Pillow's names of formats. None: all that Pillow reads.
-
-    Raises:
-        InvalidArgumentError: It is no image, or too large.
-        FileMissingError: There is no such file. Also a FileNotFoundError.
-        UnsupportedError: Pillow is not installed.
-    """
-    module = import_extra("PIL.Image", "pillow", "an image")
-    if isinstance(source, module.Image):
-        return _upright(source)
-    if isinstance(source, np.ndarray):
-        if source.dtype != np.uint8 or source.ndim != 3 or source.shape[2] != 3 or 0 in source.shape:
-            raise InvalidArgumentError(
-                "pipeline: inputs: expected an array [height, width, 3] of uint8, got "
-                f"{source.dtype} {list(source.shape)}"
-            )
-        return module.fromarray(source)
-    if isinstance(source, str | os.PathLike):
-        path = os.fspath(source)
-        if not os.path.isfile(path):
-            refuse_url("pipeline: inputs", path)
-            raise file_error(f"pipeline: inputs: there is no file {path}", 2, str(path))
-        opened: Any = path
-    elif isinstance(source, bytes):
-        opened = io.BytesIO(source)
-    else:
-        raise ArgumentTypeError(
-            "pipeline: inputs: expected a path, bytes, a Pillow image, an array, or a list of them, got "
-            + type(source).__name__
-        )
-    try:
-        with module.open(opened, formats=formats) as image:
-            width, height = image.size
-            if max_pixels is not None and width * height > max_pixels:
-                raise InvalidArgumentError(
-                    f"pipeline: inputs: expected an image of at most {max_pixels} pixels, got {width} × {height}"
-                )
-            return _upright(image)
-    except (InvalidArgumentError, MemoryError):
-        raise
-    except module.UnidentifiedImageError:
-        known = "a format that Pillow knows" if formats is None else ", ".join(formats)
-        raise InvalidArgumentError(f"pipeline: inputs: expected an image that Pillow reads: {known}") from None
-    except Exception as error:  # a damaged file may lead Pillow to any
-        raise InvalidArgumentError(f"pipeline: inputs: expected an image that Pillow reads: {error}") from None
-
-
-def _upright(image: Any) -> Any:
-    return import_extra("PIL.ImageOps", "pillow", "an image").exif_transpose(image).convert("RGB")
+    """As ``untorch.images.read_image``."""
+    return images.read_image(source, "pipeline: inputs", "pipeline", max_pixels=max_pixels, formats=formats)
 
 
 def apply_steps(image: Any, steps: Sequence[Sequence[Any]]) -> NDArray[np.float32]:
