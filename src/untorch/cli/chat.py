@@ -6,7 +6,7 @@ import re
 import sys
 import time
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -30,7 +30,7 @@ from untorch.cli.language_model import (
 )
 from untorch.cli.options import DebugOption, FileArgument, JsonOption, NumThreadsOption, TrustOption
 from untorch.cli.output import emit
-from untorch.runtime.errors import InvalidArgumentError
+from untorch.runtime.errors import FileMissingError, InvalidArgumentError
 from untorch.runtime.text import escape_controls
 
 if TYPE_CHECKING:
@@ -38,7 +38,10 @@ if TYPE_CHECKING:
 
 __all__ = ["chat"]
 
-_HELP = "/reset begins anew, /stats shows speeds, /help this, /exit ends; Ctrl-C stops an answer"
+_HELP = (
+    "/reset begins anew, /image FILE adds an image to the next turn, /stats shows speeds, /help this, /exit ends; "
+    "Ctrl-C stops an answer"
+)
 _COMMAND = re.compile(r"/[A-Za-z-]+(?!\S)")
 
 
@@ -65,8 +68,8 @@ def chat(
 ) -> None:
     """Chat with a language model: answers come as they are made, earlier turns stay in the prefix cache.
 
-    Lines from standard input are the turns; /reset, /stats, /help and /exit are commands. A line with a space in front
-    of its / is a turn. With --json the conversation is printed at its end.
+    Lines from standard input are the turns; /image, /reset, /stats, /help and /exit are commands. A line with a space
+    in front of its / is a turn. With --json the conversation is printed at its end.
     """
     with open_engine(
         file, kv_memory=kv_memory, num_threads=num_threads, trust=trust, speculative=speculative,
@@ -82,8 +85,9 @@ def chat(
             emit({"file": str(file), "messages": messages, "stats": stats}, json, lambda console: None)
 
 
-def _converse(engine: Engine, params: SamplingParams, system: str | None, show: bool) -> list[dict[str, str]]:
-    first = [{"role": "system", "content": system}] if system is not None else []
+def _converse(engine: Engine, params: SamplingParams, system: str | None, show: bool) -> list[dict[str, Any]]:
+    images: list[str] = []  # of the next turn
+    first: list[dict[str, Any]] = [{"role": "system", "content": system}] if system is not None else []
     messages, last, answered = list(first), "", False
     if sys.stdin.isatty():
         print(_HELP, file=sys.stderr)
@@ -97,16 +101,19 @@ def _converse(engine: Engine, params: SamplingParams, system: str | None, show: 
         if command in ("/exit", "/quit"):
             return messages
         if command == "/reset":
-            messages, last = list(first), ""
+            messages, last, images = list(first), "", []
+        elif command.startswith("/image "):
+            images += _image(engine, command)
         elif command in ("/stats", "/help", ""):
             if show:
                 print(_stats(engine, last) if command == "/stats" else _HELP)
         elif unknown := _COMMAND.match(line):
-            print(f"untorch: {unknown[0]}: expected /reset, /stats, /help or /exit", file=sys.stderr)
+            print(f"untorch: {unknown[0]}: expected /image, /reset, /stats, /help or /exit", file=sys.stderr)
         elif has_wrong_bytes(line):
             print("untorch: the line is not UTF-8: it is left out", file=sys.stderr)
         else:
-            turn = [*messages, {"role": "user", "content": line}]
+            turn = [*messages, {"role": "user", "content": _content(line, images)}]
+            images = []
             try:
                 answer, last = _answer(engine, params, turn, show)
             except InvalidArgumentError as error:
@@ -119,7 +126,29 @@ def _converse(engine: Engine, params: SamplingParams, system: str | None, show: 
             messages = [*turn, {"role": "assistant", "content": answer}]
 
 
-def _answer(engine: Engine, params: SamplingParams, messages: list[dict[str, str]], show: bool) -> tuple[str, str]:
+def _content(line: str, images: list[str]) -> str | list[dict[str, str]]:
+    """Of a message: the text, behind its images."""
+    if not images:
+        return line
+    return [*({"type": "image", "image": image} for image in images), {"type": "text", "text": line}]
+
+
+def _image(engine: Engine, command: str) -> list[str]:
+    """The file that "/image FILE" names; none, with a line on standard error, if it cannot be used."""
+    from untorch.images import read_image
+
+    path = command.removeprefix("/image").strip()
+    try:
+        if not engine.takes_images:
+            raise InvalidArgumentError("/image: the package has no image encoder")
+        read_image(path, "/image", "llm")
+    except (InvalidArgumentError, FileMissingError) as error:
+        print(f"untorch: {escape_controls(str(error))}", file=sys.stderr)
+        return []
+    return [path]
+
+
+def _answer(engine: Engine, params: SamplingParams, messages: list[dict[str, Any]], show: bool) -> tuple[str, str]:
     """The answer's text, and its speeds in words."""
     begin = time.perf_counter()
     first = None

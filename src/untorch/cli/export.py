@@ -33,7 +33,10 @@ if TYPE_CHECKING:
 __all__ = ["export", "parse_options", "quantization_text"]
 
 # The names of pipelines in transformers, as causal_lm's tasks.
-_TASKS = {"text-generation": "generate", "feature-extraction": "embed", "text-classification": "classify"}
+_TASKS = {
+    "text-generation": "generate", "image-text-to-text": "generate", "feature-extraction": "embed",
+    "text-classification": "classify",
+}  # fmt: skip
 _DTYPES = ("float32", "bfloat16", "float16")
 _OTHER_DTYPES = {
     "bf16": "bfloat16", "fp16": "float16", "half": "float16", "fp32": "float32", "float": "float32",
@@ -75,7 +78,8 @@ def export(
             "--task",
             metavar="TASK",
             help="Of a Hugging Face folder. text-generation: a causal language model for untorch generate. "
-            "feature-extraction: one for embeddings. --list-tasks has the others. Default: by its config.json.",
+            "image-text-to-text: one that sees images. feature-extraction: one for embeddings. --list-tasks has the "
+            "others. Default: by its config.json.",
         ),
     ] = None,
     dtype: Annotated[
@@ -265,7 +269,7 @@ def _export_task(
     import torch
 
     import untorch.export
-    from untorch.export.recipes.table import task_names
+    from untorch.export.recipes.table import IMAGE_TASK, task_names
 
     if task is not None and task not in task_names():
         raise typer.BadParameter(f"expected {', '.join(task_names())}, got {task}", param_hint="--task")
@@ -286,6 +290,8 @@ def _export_task(
     own = {name: value for name in ("state_dict", "inputs") if (value := engine.pop(name)) is not None}
     engine |= own
     if task in _TASKS and not own and not (task == "text-classification" and _has_config(source)):
+        if task == IMAGE_TASK:
+            engine["images"] = True
         return untorch.export.causal_lm(source, output, task=_TASKS[task], **given, **engine)
     given |= {name: value for name, value in engine.items() if value is not None}
     return untorch.export.export_folder(source, output, task=task, **given)

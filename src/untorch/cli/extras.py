@@ -23,7 +23,7 @@ EXTRAS: dict[str, tuple[str, ...]] = {
     ),
     "speech": ("soundfile", "tokenizers"),
     "pipeline": ("tokenizers", "pillow", "soundfile"),
-    "llm": ("tokenizers", "jinja2", "llguidance"),
+    "llm": ("tokenizers", "jinja2", "llguidance", "pillow"),
     "ray": ("ray",),
     "sign": ("model-signing", "pyOpenSSL"),
 }  # fmt: skip

@@ -56,6 +56,14 @@ def generate(
             show_default=False,
         ),
     ],
+    images: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--image",
+            metavar="FILE",
+            help="An image in the place of the next placeholder in the prompt, such as <|image_pad|>, repeatable.",
+        ),
+    ] = None,
     max_tokens: MaxTokensOption = None,
     temperature: TemperatureOption = None,
     top_p: TopPOption = None,
@@ -94,6 +102,8 @@ def generate(
         raise InvalidArgumentError("PROMPT: expected text in UTF-8")
     if isinstance(given, str) and given.startswith("ids:"):
         given = _ids(given[4:])
+    from untorch.llm import Prompt
+
     if logprobs is not None and not json:
         raise InvalidArgumentError("--logprobs: expected --json, too, which prints them")
     with open_engine(
@@ -107,6 +117,8 @@ def generate(
             repetition_penalty=repetition_penalty, seed=sampling_seed, stop=stop, ignore_eos=ignore_eos,
             json_schema=json_schema, regex=regex, grammar=grammar, logprobs=logprobs, n=samples,
         )  # fmt: skip
+        if images:
+            given = Prompt(given, images=images)
         has_text = engine.tokenizer is not None
         handle = engine.submit(given, params, lora=None if lora is None else "lora")
         try:

@@ -186,6 +186,9 @@ def _readers_of_weights(module: nn.Module) -> dict[int, str]:
     """Linear layers whose weight another module reads by itself, by id."""
     found: dict[int, str] = {}
     for part in module.modules():
+        # A module may say so itself: names of linear layers below it.
+        for name in getattr(part, "weights_read", ()):
+            found[id(part.get_submodule(name))] = f"{type(part).__name__} reads its weight without calling it"
         # Its inference path passes the weights to one operator for the whole layer.
         if reads_weights(part):
             assert isinstance(part, nn.TransformerEncoderLayer)

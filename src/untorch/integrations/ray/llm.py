@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from untorch.integrations.ray.serving import import_serve, read_json
 from untorch.llm import Chunk, Engine, RequestOutput, SamplingParams
+from untorch.llm.vision.messages import refuse_files
 from untorch.runtime.errors import ArgumentTypeError, InvalidArgumentError, UnsupportedError
 
 if TYPE_CHECKING:
@@ -153,6 +154,7 @@ class LanguageModelServer:
             if ("prompt" in document) == ("messages" in document):
                 raise InvalidArgumentError("expected prompt or messages, one of them")
             prompt = document.get("prompt", document.get("messages"))
+            refuse_files(prompt)
             streamed = document.get("stream", False)
             if not isinstance(streamed, bool):
                 raise ArgumentTypeError(f"stream: expected true or false, got {streamed!r}")

@@ -10,7 +10,7 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
-from untorch.llm import Chunk, Engine, RequestOutput, SamplingParams
+from untorch.llm import Chunk, Engine, Prompt, RequestOutput, SamplingParams
 from untorch.runtime.errors import ClosedError, UntorchError
 from untorch.serve.openai.answers import Stream, UsageSum, new_id, read_stream, shown_tokens
 from untorch.serve.openai.chat_choice import ChatChoice, message_of
@@ -87,7 +87,7 @@ def _begin(service: Service, fields: Fields) -> _Chat:
     if template is None or engine.tokenizer is None:
         raise invalid("model", "it has no chat template: use /v1/completions", "unsupported")
     stream = read_stream(fields)
-    messages = read_messages(fields, template)
+    messages = read_messages(fields, template, engine.takes_images)
     tools = read_tools(fields)
     tool_format = _tool_format(service, model, engine) if tools.callable else None
     variables = {**_variables(fields), **_effort(fields, template)}
@@ -96,12 +96,13 @@ def _begin(service: Service, fields: Fields) -> _Chat:
     try:
         prompt = engine.chat_prompt(messages, **variables)
     except UntorchError as error:
-        raise invalid("messages", str(error).removeprefix("chat: ")) from None
-    service.check_length(engine, prompt, "messages")
+        raise invalid("messages", str(error).removeprefix("chat: ").removeprefix("prompt: ")) from None
+    tokens: Any = prompt.tokens if isinstance(prompt, Prompt) else prompt
+    service.check_length(engine, tokens, "messages")
     reasoning = service.options.reasoning
     if reasoning is None:
         reasoning = THINK in template or "</think>" in template
-    thoughts = _thoughts(engine, prompt) if reasoning else None
+    thoughts = _thoughts(engine, tokens) if reasoning else None
     structure, source = read_answer_format(fields, tools, tool_format, thoughts or "none", engine)
     names = dict.fromkeys(("json_schema", "regex", "grammar"), source)
     names["max_tokens"] = "max_completion_tokens" if "max_completion_tokens" in fields else "max_tokens"

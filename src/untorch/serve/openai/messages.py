@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 from typing import Any
 
+from untorch.llm.vision.messages import decode_data_url
+from untorch.runtime.errors import InvalidArgumentError
 from untorch.serve.openai.errors import expected, invalid, not_served
 from untorch.serve.openai.fields import Fields
 
@@ -26,8 +28,14 @@ _REFUSED_PARTS = {
 }
 
 
-def read_messages(fields: Fields, template: str) -> list[dict[str, Any]]:
-    """The template's messages. A developer is the system where the template has no such role. Raises ApiError."""
+_DETAILS = ("auto", "low", "high")
+
+
+def read_messages(fields: Fields, template: str, takes_images: bool = False) -> list[dict[str, Any]]:
+    """The template's messages. A developer is the system where the template has no such role.
+
+    takes_images: Users' messages may have images, which become {"type": "image", "image": bytes}. Raises ApiError.
+    """
     fields.required("messages")
     given = fields.objects("messages")
     if not given:
@@ -52,7 +60,8 @@ def read_messages(fields: Fields, template: str) -> list[dict[str, Any]]:
             one.update(_assistant(message, calls))
         else:
             message.required("content")
-            one["content"] = _text(message, "content")
+            has_images = role == "user" and takes_images and isinstance(message.get("content"), list)
+            one["content"] = _parts(message) if has_images else _text(message, "content")
         if role == "tool":
             one.update(_tool(message, calls))
         found.append(one)
@@ -107,6 +116,37 @@ def _tool(message: Fields, calls: dict[str, str]) -> dict[str, Any]:
     return {"tool_call_id": call_id, "name": message.string("name") or calls[call_id]}
 
 
+def _parts(message: Fields) -> list[dict[str, Any]] | str:
+    """Texts and images in their order; without images the text."""
+    parts = message.objects("content")
+    if not any(part.get("type") == "image_url" for part in parts):
+        return _text(message, "content")
+    found: list[dict[str, Any]] = []
+    for part in parts:
+        if part.required("type") == "image_url":
+            found.append({"type": "image", "image": _image(part)})
+        else:
+            found.append({"type": "text", "text": _part_text(part)})
+    return found
+
+
+def _image(part: Fields) -> bytes:
+    part.only(("type", "image_url"))
+    part.required("image_url")
+    inner = part.object("image_url")
+    assert inner is not None
+    inner.only(("url", "detail"))
+    inner.choice("detail", _DETAILS, "auto")
+    url = inner.required("url")
+    if not isinstance(url, str) or not url.startswith("data:"):
+        what = "the image itself as data:image/…;base64,…, as the server fetches nothing"
+        raise expected(inner.param("url"), what, url[:60] if isinstance(url, str) else url)
+    try:
+        return decode_data_url(url)
+    except InvalidArgumentError as error:
+        raise invalid(inner.param("url"), str(error).partition(": ")[2]) from None
+
+
 def _text(message: Fields, name: str) -> str:
     """A string; of several parts, the lines."""
     content = message.get(name)
@@ -114,15 +154,16 @@ def _text(message: Fields, name: str) -> str:
         return content
     if not isinstance(content, list):
         raise expected(message.param(name), "a string or an array of text parts", content, "invalid_type")
-    texts = []
-    for part in message.objects(name):
-        kind = part.required("type")
-        if isinstance(kind, str) and kind in _REFUSED_PARTS:
-            raise not_served(part.path, _REFUSED_PARTS[kind])
-        key = part.choice("type", ("text", "refusal"), "text")
-        part.only(("type", key))
-        text = part.required(key)
-        if not isinstance(text, str):
-            raise expected(part.param(key), "a string", text, "invalid_type")
-        texts.append(text)
-    return "\n".join(texts)
+    return "\n".join(_part_text(part) for part in message.objects(name))
+
+
+def _part_text(part: Fields) -> str:
+    kind = part.required("type")
+    if isinstance(kind, str) and kind in _REFUSED_PARTS:
+        raise not_served(part.path, _REFUSED_PARTS[kind])
+    key = part.choice("type", ("text", "refusal"), "text")
+    part.only(("type", key))
+    text = part.required(key)
+    if not isinstance(text, str):
+        raise expected(part.param(key), "a string", text, "invalid_type")
+    return text

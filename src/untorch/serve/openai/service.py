@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequenc
 from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
-from untorch.llm import Chunk, Engine, Generation, RequestOutput, SamplingParams
+from untorch.llm import Chunk, Engine, Generation, Prompt, RequestOutput, SamplingParams
 from untorch.runtime.errors import ClosedError, InvalidArgumentError
 from untorch.serve.admission import Admission
 from untorch.serve.embedder import Embedder
@@ -290,7 +290,12 @@ class Service:
             raise context_length_exceeded(param, engine.max_prompt_tokens, len(prompt))
 
     def submit(
-        self, model: str, engine: Engine, prompts: Sequence[Sequence[int]], params: SamplingParams, priority: int
+        self,
+        model: str,
+        engine: Engine,
+        prompts: Sequence[Sequence[int] | Prompt],
+        params: SamplingParams,
+        priority: int,
     ) -> Submission:
         """Give the prompts to the engine. Raises ApiError, and what ``Engine.submit`` raises."""
         base = self.base(model)
