@@ -29,7 +29,7 @@ NEW = 10
 MODELS = {"Llama": (8, 48), "Gemma2": (16,)}
 # Bytes of a block: of three layers, and of two with a window or one without. Positions where known prefixes may end.
 BLOCKS, UNITS = {"Llama": 16 * 3 * 128, "Gemma2": 16 * 2 * 128}, {"Llama": 16, "Gemma2": 32}
-SMALL = {"Llama": 4, "Gemma2": 6}
+SMALL = {"Llama": 4, "Gemma2": 5}
 STOP = 257
 TEMPLATE = (
     "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}{% if add_generation_prompt %}bot:{% endif %}"
@@ -200,8 +200,8 @@ def test_ends(found: dict[str, Any]) -> None:
     assert found["long"] == greedy(found["model"], prompts()[1], 126)
     reason, tokens = found["full"]
     assert reason == "length"
-    # Four blocks hold 64 positions. Gemma 2's six hold the model's 128: four without a window, two with one.
-    assert len(tokens) == {"Llama": 4 * 16 - 2 + 1, "Gemma2": 128 - 2}[found["name"]]
+    # Four blocks hold 64 positions. Gemma 2's five hold 96: three of 32 without a window, two with one.
+    assert len(tokens) == {"Llama": 4 * 16, "Gemma2": 3 * 32}[found["name"]] - 2 + 1
     assert tokens == found["long"][: len(tokens)]
 
 

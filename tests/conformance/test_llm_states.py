@@ -88,7 +88,8 @@ def test_the_engine_says_what_generate_says(name: str, tmp_path: Any) -> None:
     assert (found["preempted"], found["blocks"]) == (expected, 4)
     assert found["preemptions"] > 0
     assert found["few_snapshots"] == [expected] * 2
-    assert (found["snapshots"], found["blocks_beside"]) == (2, 4)
+    # Four blocks keep the last prompt's snapshot alone, though there is room for two.
+    assert (found["snapshots"], found["blocks_beside"]) == (1, 4)
     assert not {"torch", "transformers", "scipy"} & set(found["modules"])
     with pytest.raises(InvalidArgumentError) as caught:
         Engine(path, kv_memory=states, max_sequences=4)

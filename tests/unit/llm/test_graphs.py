@@ -78,6 +78,13 @@ def test_a_step_is_padded_to_the_next_size() -> None:
     assert all(graph.closed for graph in made)
 
 
+def test_positions_of_several_rows() -> None:
+    graphs = StepGraphs([4], object(), lambda shares, *given: Captured(*given), position_rows=3)
+    tokens, positions, *rest = step(3, 2)
+    used = graphs.replay(tokens, np.stack([positions, positions - 1, positions - 2]), *rest)
+    assert used.given[1].tolist() == [[9, 10, 11, 0], [8, 9, 10, 0], [7, 8, 9, 0]]
+
+
 def test_steps_with_drafts_have_graphs_of_their_own() -> None:
     made: list[Captured] = []
 

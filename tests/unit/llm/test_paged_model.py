@@ -8,6 +8,7 @@ import numpy as np
 
 from untorch.llm.blocks import BlockTable, GroupTable
 from untorch.llm.paged_model import PagedModel
+from untorch.llm.prompt import Embeddings
 from untorch.llm.scheduler import Plan, Scheduled
 from untorch.llm.sequence import Sequence
 
@@ -53,3 +54,21 @@ def test_tokens_that_the_model_does_not_know() -> None:
     calls: list[list[Any]] = []
     model(calls, vocabulary=3).run(Plan([Scheduled(sequence([1, 2, 3, 4], [], [0]), 0, 4)], tokens=4), [3])
     assert calls[0][0] == [1, 2, 0, 0]
+
+
+def test_positions_of_several_rows() -> None:
+    """Pages follow the tokens' places, whatever their positions are."""
+    calls: list[list[Any]] = []
+    made, one, two = model(calls, position_rows=3), sequence([1, 2, 3, 4, 5, 6], [], [9, 3]), sequence([7, 8], [], [4])
+    one.embeddings = Embeddings([], 4, np.array([[0, 0, 0, 0, 2], [0, 0, 1, 1, 2], [0, 1, 0, 1, 2]]))
+    plan = Plan([Scheduled(one, 3, 3), Scheduled(two, 1, 1)], tokens=4)
+    made.run(plan, [2, 3])
+    assert calls[0][1] == [[0, 2, 3, 1], [1, 2, 3, 1], [1, 2, 3, 1]]
+    assert calls[0][6] == [39, 12, 13, 17]
+    # A step behind, whose tokens are not known yet.
+    decoding = Plan([Scheduled(one, 6, 1), Scheduled(two, 2, 1)], tokens=2, behind=plan)
+    made.run(decoding, [0, 1], np.array([40, 41]))
+    behind = Plan([Scheduled(one, 7, 1), Scheduled(two, 3, 1)], tokens=2, behind=decoding)
+    made.run(behind, [0, 1], np.array([42, 43]))
+    assert [call[1] for call in calls[1:]] == [[[4, 2]] * 3, [[5, 3]] * 3]
+    assert [call[6] for call in calls[1:]] == [[14, 18], [15, 19]]

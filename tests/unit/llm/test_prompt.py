@@ -222,3 +222,62 @@ def test_embeddings_of_a_step() -> None:
     assert mask.tolist() == [False] * 5 + [True] * 3
     np.testing.assert_array_equal(rows[5:], image(0)[:3])
     assert not rows[:5].any()
+
+
+POSITIONS = np.array([[0, 1, 1, 1, 3, 4], [0, 1, 1, 2, 3, 4], [0, 1, 2, 1, 3, 4]])
+
+
+def test_positions_go_on_behind_the_largest() -> None:
+    made = read_embeddings({}, 6, HIDDEN, 4, POSITIONS, 3)
+    assert made is not None
+    for start in range(8):
+        places = np.repeat(np.arange(start, 9)[None], 3, axis=0)
+        made.place(start, places)
+        expected = np.concatenate([POSITIONS, np.repeat([[5, 6, 7]], 3, axis=0)], axis=1)[:, start:]
+        assert places.tolist() == expected.tolist()
+
+
+def test_positions_of_a_text_change_no_block() -> None:
+    text = read_embeddings({}, 6, HIDDEN, 4, np.repeat(np.arange(6)[None], 3, axis=0), 3)
+    assert text is not None
+    assert text.keys == {}
+    assert read_embeddings({}, 6, HIDDEN, 4, None, 3) is None
+
+
+def test_positions_are_part_of_a_blocks_content() -> None:
+    """Only where the distance to a text's changes: a longer prompt that goes on in the same way finds the blocks."""
+
+    def keys(positions: np.ndarray) -> dict[int, bytes]:
+        made = read_embeddings({}, positions.shape[1], HIDDEN, 4, positions, 3)
+        assert made is not None
+        return made.keys
+
+    short = keys(POSITIONS)
+    assert sorted(short) == [0, 1]
+    longer = np.concatenate([POSITIONS, np.repeat([[5, 6, 7, 8, 9]], 3, axis=0)], axis=1)
+    assert keys(longer) == short
+    assert keys(POSITIONS[::-1]) != short
+    # What follows an image at the end counts as well.
+    assert sorted(keys(POSITIONS[:, :4])) == [0, 1]
+
+
+def test_wrong_positions() -> None:
+    for positions, rows, text in (
+        (POSITIONS, 1, "prompt: positions: expected None, as the model's are those of the tokens"),
+        (POSITIONS[0], 3, "prompt: positions: expected integers [3, 6] from 0 on, got int64 [6]"),
+        (POSITIONS - 1, 3, "prompt: positions: expected integers [3, 6] from 0 on, got int64 [3, 6]"),
+        (POSITIONS * 1.0, 3, "prompt: positions: expected integers [3, 6] from 0 on, got float64 [3, 6]"),
+    ):
+        with pytest.raises(InvalidArgumentError) as caught:
+            read_embeddings({}, 6, HIDDEN, 4, positions, rows)
+        assert str(caught.value) == text
+
+
+def test_images_need_an_encoder() -> None:
+    with engine(ImageRunner(blocks=8)) as made:
+        assert not made.takes_images
+        with pytest.raises(InvalidArgumentError) as caught:
+            made.generate(Prompt([1, 2], images=["photo.jpg"]), GREEDY)
+    assert str(caught.value) == (
+        "prompt: images: the package has no image encoder: export it with causal_lm(…, images=True)"
+    )  # fmt: skip

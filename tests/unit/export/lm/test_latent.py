@@ -9,6 +9,7 @@ from tests.conformance.language_models import VOCABULARY, make_model
 from untorch.export.lm.check import check_chunks
 from untorch.export.lm.latent import latent_layers
 from untorch.export.lm.step import Step
+from untorch.quant import quantize
 
 transformers = pytest.importorskip("transformers")
 
@@ -49,6 +50,23 @@ def test_pages_keep_latents(dtype: torch.dtype) -> None:
     check_chunks(small, VOCABULARY)
     # The model is as it was.
     assert all("forward" not in vars(projection) for projection in projections)
+
+
+def test_quantised_steps_keep_latents() -> None:
+    """What expands them stays as it is."""
+    step = Step(make_model("DeepseekV3", first_k_dense_replace=9))
+    tokens = torch.arange(5, 45) % VOCABULARY
+    exact, absorbed = logits(step, tokens), step.absorbed
+    report = quantize(step, dtype="int8", progress=False)
+    reason = "Step reads its weight without calling it"
+    assert {name for name, text in report.skipped.items() if text == reason} == {
+        f"model.{name}.kv_b_proj" for name in absorbed
+    }
+    quantised = {name for layer in report.layers for name in layer.names}
+    assert quantised >= {f"model.{name}.o_proj" for name in absorbed}
+    found = logits(step, tokens)
+    assert not torch.equal(found, exact)
+    assert (found - exact).abs().max() < 0.1 * exact.abs().max()
 
 
 def test_what_expands_computes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,7 +12,7 @@ from torch import nn
 from tests.conformance.language_models import make_model
 from untorch.export import CompileError
 from untorch.export.lm.source import read_task
-from untorch.export.lm.text import TextModel, check_embeddings, check_outputs, take_text_model
+from untorch.export.lm.text import TextModel, check_embeddings, check_outputs, position_rows, take_text_model
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 
@@ -68,19 +68,27 @@ def test_multimodal_models(name: str) -> None:
         torch.testing.assert_close(text(tokens, logits_to_keep=torch.tensor([2])).logits, model(tokens).logits[:, -1:])
 
 
-@pytest.mark.parametrize(
-    ("name", "text"),
-    [
-        ("Gemma3", "Gemma3ForConditionalGeneration reads token_type_ids, by which the tokens of an image see each other "
-                   "in both directions: attention over pages is causal"),
-        ("Qwen2VL", "Qwen2VLForConditionalGeneration has positions of three dimensions (M-RoPE), which the step's "
-                    "positions [T] cannot hold"),
-    ],
-)  # fmt: skip
-def test_embeddings_that_are_not_all(name: str, text: str) -> None:
+def test_embeddings_that_are_not_all() -> None:
     with pytest.raises(CompileError) as caught:
-        take_text_model(make(name), "generate", None, True)
-    assert str(caught.value) == f"causal_lm: inputs_embeds: {text}"
+        take_text_model(make("Gemma3"), "generate", None, True)
+    assert str(caught.value) == (
+        "causal_lm: inputs_embeds: Gemma3ForConditionalGeneration reads token_type_ids, by which the tokens of an "
+        "image see each other in both directions: attention over pages is causal"
+    )
+
+
+def test_rows_of_positions() -> None:
+    assert position_rows(make("Llava")) == 1
+    model = make("Qwen2VL")
+    assert position_rows(model) == 3
+    check_embeddings(take_text_model(model, "generate", None, True))
+    model.config.text_config.rope_parameters["mrope_section"] = [1, 1, 1, 1]
+    with pytest.raises(CompileError) as caught:
+        position_rows(model)
+    assert str(caught.value) == (
+        "causal_lm: inputs_embeds: Qwen2VLForConditionalGeneration has positions of 4 dimensions: expected one, or "
+        "time, height and width"
+    )
 
 
 def test_embeddings_of_each_layer() -> None:
