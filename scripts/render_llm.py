@@ -26,14 +26,16 @@ def measure(names: list[str]) -> None:
 
     from tests.conformance.language_models import MORE, SERVED
     from tests.conformance.test_language_models import check_greedy
+    from tests.conformance.test_vision_language import check_images_greedy
+    from tests.vision_models import CONFIGS
 
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)  # the models are too small for more
     rows = json.loads(RESULTS.read_text()) if RESULTS.is_file() else {}
-    for name in names or [*SERVED, *MORE]:
+    for name in names or [*SERVED, *MORE, *CONFIGS]:
         row: dict[str, Any] = {"equal": False, "transformers": transformers.__version__}
         try:
-            step = check_greedy(name)
+            step = check_images_greedy(name) if name in CONFIGS else check_greedy(name)
         except Exception as error:
             row["error"] = f"{type(error).__name__}: {error}"[-600:]
         else:
@@ -44,6 +46,7 @@ def measure(names: list[str]) -> None:
                 "chunks": any(layer.chunk for layer in step.layers),
                 "latents": bool(step.absorbed),
                 "states": bool(step.state_layers),
+                "images": name in CONFIGS,
             }
         rows[name] = row
         print(name, row, flush=True)
@@ -59,9 +62,11 @@ def table(rows: dict[str, dict[str, Any]]) -> str:
             kept = "latents" if row["latents"] else "keys and values"
             kept += f", {' and '.join(masks)}" if masks else ""
             kept += ", states of recurrent layers" if row["states"] else ""
-            kinds.setdefault(kept, []).append(
-                row["architecture"].removesuffix("ForCausalLM").removesuffix("LMHeadModel")
-            )
+            kept += "; images of any size" if row.get("images") else ""
+            name = row["architecture"]
+            for suffix in ("ForCausalLM", "LMHeadModel", "ForConditionalGeneration"):
+                name = name.removesuffix(suffix)
+            kinds.setdefault(kept, []).append(name)
     lines = ["| What is kept, what is seen | Architectures |", "|---|---|"]
     lines += [f"| {kept} | {', '.join(sorted(names, key=str.lower))} |" for kept, names in sorted(kinds.items())]
     count = sum(map(len, kinds.values()))

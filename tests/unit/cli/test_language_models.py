@@ -8,11 +8,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from PIL import Image
 
 from tests.unit.cli.conftest import Done
 from tests.unit.llm.fake import TextRunner
+from tests.unit.llm.vision.encoders import settings
 from untorch.cli import bench_llm, chat, generate, language_model
 from untorch.llm import Engine, SamplingParams
+from untorch.llm.vision.encoder import ImageEncoder
 
 TEMPLATE = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}bot:"
 TEXT = "Hello, wörld!"
@@ -158,8 +161,45 @@ def test_lines_of_a_chat_that_are_no_turns(cli: Callable[..., Done], monkeypatch
     assert done.code == 0, done.err
     turns = [message["content"] for message in done.document()["messages"] if message["role"] == "user"]
     assert turns == ["hi", " /foo", "/etc/hosts?"]
-    unknown = "untorch: /foo: expected /reset, /stats, /help or /exit\n"
+    unknown = "untorch: /foo: expected /image, /reset, /stats, /help or /exit\n"
     assert done.err == f"{unknown}untorch: the line is not UTF-8: it is left out\n{unknown}"
+
+
+def test_images_of_a_turn(
+    runner: TextRunner, cli: Callable[..., Done], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    photo = tmp_path / "photo.png"
+    Image.new("RGB", (4, 4)).save(photo)
+    given = f"/image {photo}\n/image {tmp_path}/none.png\nWhat?\nAnd?\n"
+    seen: list[Any] = []
+    prompt = Engine.chat_prompt
+    monkeypatch.setattr(
+        Engine, "chat_prompt", lambda self, messages, **named: seen.append(messages) or prompt(self, [messages[0]])
+    )
+    for has_encoder in (False, True):
+        runner.vision = ImageEncoder(settings(placeholder=0), lambda *arrays: arrays, 1) if has_encoder else None
+        monkeypatch.setattr(Engine, "_with_images", lambda self, prompt: prompt.tokens)
+        seen.clear()
+        lines = io.TextIOWrapper(io.BytesIO(given.encode()), encoding="utf-8")
+        monkeypatch.setattr(chat, "keep_wrong_bytes", lambda stream: None)
+        monkeypatch.setattr("builtins.input", lambda prompt="", lines=lines: _line(lines))
+        done = cli("chat", "m.pt2")
+        assert done.code == 0, done.err
+        text: Any = "What?"
+        if has_encoder:
+            assert done.err == f"untorch: /image: there is no file {tmp_path}/none.png\n"
+            text = [{"type": "image", "image": str(photo)}, {"type": "text", "text": "What?"}]
+        else:
+            assert done.err == "untorch: /image: the package has no image encoder\n" * 2
+        assert [messages[-1]["content"] for messages in seen] == [text, "And?"]
+
+
+def test_an_image_of_a_prompt(runner: TextRunner, cli: Callable[..., Done]) -> None:
+    done = cli("generate", "m.pt2", "hi", "--image", "photo.png")
+    assert done.err == (
+        "untorch: prompt: images: the package has no image encoder: export it with causal_lm(…, images=True)\n"
+    )
+    assert runner.vision is None
 
 
 def _line(lines: io.TextIOWrapper) -> str:
@@ -266,8 +306,11 @@ def test_list_of_tasks(cli: Callable[..., Done]) -> None:
 
 @pytest.mark.parametrize(
     ("task", "expected"),
-    [("text-generation", "generate"), ("feature-extraction", "embed"), ("text-classification", "classify")],
-)
+    [
+        ("text-generation", "generate"), ("image-text-to-text", "generate"), ("feature-extraction", "embed"),
+        ("text-classification", "classify"),
+    ],
+)  # fmt: skip
 def test_names_of_tasks(
     task: str, expected: str, cli: Callable[..., Done], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -277,6 +320,7 @@ def test_names_of_tasks(
     monkeypatch.setattr(untorch.export, "causal_lm", lambda source, path, **fields: given.update(fields) or 1 / 0)
     cli("export", tmp_path, "-o", tmp_path / "m.pt2", "--task", task)
     assert given["task"] == expected
+    assert given.get("images", False) == (task == "image-text-to-text")
 
 
 def test_a_task_for_gpus(cli: Callable[..., Done], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

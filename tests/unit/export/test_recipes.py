@@ -12,6 +12,7 @@ import pytest
 import untorch
 from tests import diffusion_models, recipe_models
 from untorch.export import CompileError, export_folder
+from untorch.export.recipes import build
 from untorch.export.recipes.diffusion import read_schedule
 from untorch.export.recipes.hub import is_model_name, library_model
 from untorch.export.recipes.image import image_steps
@@ -49,6 +50,8 @@ def folder_of(path: Path, architecture: str, model_type: str = "bert", files: tu
         ("Wav2Vec2ForCTC", "wav2vec2", (), "automatic-speech-recognition"),
         ("T5EncoderModel", "t5", ("tokenizer.json",), "text-embedding"),
         ("BertModel", "bert", (), None),
+        ("WhisperForConditionalGeneration", "whisper", (), "automatic-speech-recognition"),
+        ("T5ForConditionalGeneration", "t5", (), None),
     ],
 )
 def test_the_config_tells_the_task(
@@ -58,6 +61,17 @@ def test_the_config_tells_the_task(
     assert find_task(source) == task
     if task == "text-classification":
         assert is_engine_task(source, task) == (model_type == "llama")
+
+
+def test_models_that_see_images(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = folder_of(tmp_path, "Qwen2_5_VLForConditionalGeneration", "qwen2_5_vl", ())
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, "vision_config": {}, "image_token_id": 5}))
+    assert find_task(read_source(folder, None)) == "image-text-to-text"
+    given: dict[str, Any] = {}
+    monkeypatch.setattr(build, "causal_lm", lambda folder, path, **fields: given.update(fields))
+    export_folder(folder, tmp_path / "m.pt2")
+    assert (given["task"], given["images"]) == ("generate", True)
 
 
 @pytest.mark.parametrize(

@@ -230,6 +230,14 @@ class AsksForDtype(nn.Module):
         return y
 
 
+def test_weights_that_a_module_says_it_reads() -> None:
+    model = nn.Sequential(Block(128))
+    model.weights_read = ("0.down",)  # type: ignore[assignment]
+    report = quantize(model, method="rtn", progress=False)
+    assert quantised(model) == ["0.up"]
+    assert report.skipped == {"0.down": "Sequential reads its weight without calling it"}
+
+
 def test_a_weight_that_forward_reads_stays() -> None:
     model = nn.Sequential(type("Version2", (AsksForDtype,), {})())
     report = quantize(model, method="rtn", progress=False)

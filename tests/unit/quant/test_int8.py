@@ -124,7 +124,10 @@ def test_the_layer() -> None:
         ({"scale": torch.ones(20)}, "scale: expected float32 [32] for 10 → 20 features, got float32 [20]"),
         ({"column_sums": torch.ones(32)}, "column_sums: expected int32 [32] for 10 → 20 features, got float32 [32]"),
         ({"bias": torch.ones(32)}, "bias: expected [20], got [32]"),
-        ({"input_range": "static"}, "input_range: expected one of 'asymmetric', 'symmetric', got 'static'"),
+        (
+            {"input_range": "none"},
+            "input_range: expected one of 'asymmetric', 'symmetric', 'static', 'tensor', got 'none'",
+        ),
     ],
 )
 def test_refusals(changed: dict[str, Any], text: str) -> None:

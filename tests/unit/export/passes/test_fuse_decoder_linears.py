@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from pass_graphs import close, targets, unlift
 from torch import fx, nn
 from torch.export import Dim
+from torch.utils._pytree import tree_map
 
 from untorch.export.options import ExportOptions
 from untorch.export.passes import PassReport, run_passes
@@ -469,7 +470,7 @@ def step(name: str, int4: bool, **sizes: Any) -> tuple[fx.GraphModule, PassRepor
             of_step["model"], of_step["args"], dynamic_shapes=of_step["dynamic_shapes"], strict=False,
             prefer_deferred_runtime_asserts_over_guards=True,
         ).module()  # fmt: skip
-        first, second = ([x.clone() for x in of_step["args"]] for _ in range(2))
+        first, second = (tree_map(torch.clone, of_step["args"]) for _ in range(2))
         run_passes(module, ExportOptions(passes={"fuse_decoder_linears": False}), "cuda", architecture="sm_90")
         expected = module(*first)
         report = fuse_decoder_linears(module, "sm_90", dense=True)

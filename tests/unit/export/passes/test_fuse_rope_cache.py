@@ -12,6 +12,7 @@ import pytest
 import torch
 from pass_graphs import close, targets
 from torch import nn
+from torch.utils._pytree import tree_map
 
 from tests.conformance.language_models import make_model
 from untorch.export import causal_lm
@@ -38,7 +39,7 @@ def fused(model: nn.Module, merges: bool = False) -> tuple[torch.fx.GraphModule,
             prefer_deferred_runtime_asserts_over_guards=True,
         ).module()  # fmt: skip
         paged_attention_kernels(module, "sm_90")
-        first, second = ([x.clone() for x in args] for _ in range(2))
+        first, second = (tree_map(torch.clone, args) for _ in range(2))
         expected = module(*first)
         report = fuse_rope_cache(module)
         drop_dead_code(module)

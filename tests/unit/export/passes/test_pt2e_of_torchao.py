@@ -180,7 +180,7 @@ def floats(module: fx.GraphModule) -> list[str]:
         ("convolutions", "x86", 6),
         ("convolutions", "x86 dynamic", 6),
         ("convolutions", "xnnpack per_channel", 6),
-        ("convolutions", "xnnpack per_channel qat", 6),
+        ("mlp", "x86 qat", 3),
         ("encoder", "xnnpack", 6),
         ("transposed", "xnnpack", 4),
         ("lines", "xnnpack", 3),
@@ -188,8 +188,8 @@ def floats(module: fx.GraphModule) -> list[str]:
         *(
             pytest.param(model, by, count, marks=pytest.mark.exhaustive)
             for model, by, count in (
-                ("mlp", "x86 qat", 3), ("mlp", "xnnpack", 3), ("mlp", "xnnpack dynamic", 3),
-                ("mlp", "xnnpack per_channel qat", 3), ("convolutions", "x86 qat", 6), ("convolutions", "xnnpack", 6),
+                ("mlp", "xnnpack", 3), ("mlp", "xnnpack dynamic", 3), ("mlp", "xnnpack per_channel qat", 3),
+                ("convolutions", "xnnpack per_channel qat", 6), ("convolutions", "x86 qat", 6), ("convolutions", "xnnpack", 6),
                 ("encoder", "x86", 6), ("encoder", "x86 dynamic", 6), ("encoder", "xnnpack per_channel dynamic", 6),
                 ("lines", "xnnpack per_channel", 3), ("recurrent", "x86 dynamic", 1),
                 ("recurrent", "x86 qat", 1), ("recurrent", "xnnpack per_channel", 1),
