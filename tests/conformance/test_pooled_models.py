@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,6 @@ from untorch.export.lm.check import check_chunks, check_model
 from untorch.export.lm.step import Step
 from untorch.export.lm.text import check_outputs, take_text_model
 from untorch.llm import Engine
-from untorch.llm.settings import Settings
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 
@@ -96,9 +96,9 @@ def eager(model: Any, task: str, pooling: str = "last") -> np.ndarray:
     check_chunks(step, VOCABULARY)
     check_model(step, VOCABULARY, 128)
     runner = StepRunner(step, 24)
-    runner.settings = Settings(
-        VOCABULARY, 128, step.block, task=task, pooling=pooling, width=step.width, labels=("a",) * step.width
-    )
+    runner.settings = replace(
+        runner.settings, task=task, pooling=pooling, width=step.width, labels=("a",) * step.width
+    )  # fmt: skip
     with Engine(runner, max_batch_tokens=7, max_sequences=4) as engine:
         found: np.ndarray = engine.embed(prompts()) if task == "embed" else engine.classify(prompts())
         assert engine.stats().blocks_free == 24
