@@ -84,7 +84,7 @@ def test_unpacking_is_the_inverse(sizes: tuple[int, int, int]) -> None:
 
 ERRORS: list[tuple[dict[str, Any], str]] = [
     ({"activation": "elu"}, "activation: expected one of "),
-    ({"input_range": "row"}, "input_range: expected one of asymmetric, symmetric, static, got 'row'"),
+    ({"input_range": "row"}, "input_range: expected one of asymmetric, symmetric, static, tensor, got 'row'"),
     ({"input_range": "symmetric"}, "input_range: expected 'static' for uint8, got 'symmetric'"),
     ({"x": torch.ones(2, 8, 9, 9).half()}, r"x: expected float32 or uint8 \[n, c, h, w\], got "),
     ({"groups": 3}, "groups: 8 → 20 channels do not divide into 3 groups"),

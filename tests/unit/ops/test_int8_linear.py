@@ -116,7 +116,7 @@ def test_export_keeps_it_as_one_node_and_the_rows_may_vary() -> None:
         ({"bias": torch.ones(20).half()}, "bias: expected float32 [20], got float16 [20]"),
         ({"residual": torch.ones(20)}, "residual: expected float32 [3, 5, 20], got float32 [20]"),
         ({"activation": "elu"}, "activation: expected one of none, relu,"),
-        ({"input_range": "row"}, "input_range: expected one of asymmetric, symmetric, static, got 'row'"),
+        ({"input_range": "row"}, "input_range: expected one of asymmetric, symmetric, static, tensor, got 'row'"),
         ({"input_range": "static", "input_scale": 0.0}, "input_scale: expected a finite number above 0, got 0.0"),
         ({"input_range": "static", "input_zero": 256}, "input_zero: expected 0 to 255, got 256"),
         ({"scale": torch.ones(32, device="meta")}, "scale: expected the device of x, cpu, got meta"),
