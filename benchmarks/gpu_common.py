@@ -10,14 +10,14 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from common import WORK, Report
 
 __all__ = [
     "COLD_BYTES", "PACKAGES", "answer", "captured", "child", "describe_gpu", "ensure", "memory_bandwidth",
-    "note_of", "seconds_a_replay", "seconds_alternating",
+    "note_of", "random_language_model", "seconds_a_replay", "seconds_alternating",
 ]  # fmt: skip
 
 PACKAGES = WORK / "gpu"
@@ -97,6 +97,34 @@ def seconds_alternating(runs: dict[str, tuple[Callable[[], None], int]], rounds:
 def note_of(report: Report, text: str) -> str:
     """A table's note with the GPU's name."""
     return f"{text} {report.machine['gpu']['name']}."
+
+
+def random_language_model(kind: str, sizes: Mapping[str, Any]) -> Any:
+    """A causal language model of transformers, in bfloat16.
+
+    Weights repeat one random block, which is quicker than drawing billions of numbers. Each begins at another
+    place of it: equal weights would be stored once.
+    """
+    import torch
+    import transformers
+
+    config = transformers.AutoConfig.for_model(kind, **sizes, bos_token_id=None, eos_token_id=None, pad_token_id=None)
+    with torch.device("meta"):
+        model = transformers.AutoModelForCausalLM.from_config(config)
+    model = model.to_empty(device="cpu").to(torch.bfloat16)
+    model.tie_weights()
+    block = torch.randn(1 << 22).mul_(0.02).to(torch.bfloat16)
+    for number, parameter in enumerate(model.parameters()):
+        flat, block = parameter.data.view(-1), block.roll(4099 + number)
+        for begin in range(0, flat.numel(), len(block)):
+            part = flat[begin : begin + len(block)]
+            part.copy_(block[: len(part)])
+        if parameter.dim() == 1:
+            parameter.data.fill_(1)
+    rotary = model.model.rotary_emb
+    rotary.inv_freq, _ = rotary.compute_default_rope_parameters(config)
+    rotary.original_inv_freq = rotary.inv_freq
+    return model.eval()
 
 
 def ensure(name: str) -> pathlib.Path:

@@ -22,7 +22,7 @@ import time
 from typing import Any
 
 from common import RESULTS, WORK, Report, Table
-from gpu_common import answer, child, describe_gpu, memory_bandwidth, note_of
+from gpu_common import answer, child, describe_gpu, memory_bandwidth, note_of, random_language_model
 
 PACKAGES = WORK / "llm"
 FORMATS = ("bfloat16", "int4", "nvfp4")
@@ -59,34 +59,6 @@ SIZES: dict[str, tuple[str, dict[str, Any]]] = {
 }  # fmt: skip
 
 
-def make_model(name: str) -> Any:
-    """In bfloat16. Weights repeat one random block, which is quicker than drawing billions of numbers.
-
-    Each begins at another place of it: equal weights would be stored once.
-    """
-    import torch
-    import transformers
-
-    kind, given = SIZES[name]
-    config = transformers.AutoConfig.for_model(kind, **given, bos_token_id=None, eos_token_id=None, pad_token_id=None)
-    with torch.device("meta"):
-        model = transformers.AutoModelForCausalLM.from_config(config)
-    model = model.to_empty(device="cpu").to(torch.bfloat16)
-    model.tie_weights()
-    block = torch.randn(1 << 22).mul_(0.02).to(torch.bfloat16)
-    for number, parameter in enumerate(model.parameters()):
-        flat, block = parameter.data.view(-1), block.roll(4099 + number)
-        for begin in range(0, flat.numel(), len(block)):
-            part = flat[begin : begin + len(block)]
-            part.copy_(block[: len(part)])
-        if parameter.dim() == 1:
-            parameter.data.fill_(1)
-    rotary = model.model.rotary_emb
-    rotary.inv_freq, _ = rotary.compute_default_rope_parameters(config)
-    rotary.original_inv_freq = rotary.inv_freq
-    return model.eval()
-
-
 def build(name: str, kind: str, device: str, path: pathlib.Path) -> None:
     """In a process of its own: it imports torch. Weights are rounded to the nearest: no figure here depends on it."""
     from untorch.export import causal_lm
@@ -94,7 +66,7 @@ def build(name: str, kind: str, device: str, path: pathlib.Path) -> None:
     options: dict[str, Any] = {}
     if kind != "bfloat16":
         options["quantize"] = {"dtype": "int4", "method": "rtn"} if kind == "int4" else kind
-    causal_lm(make_model(name), path, device=device, token_counts=(256, 2048), **options)
+    causal_lm(random_language_model(*SIZES[name]), path, device=device, token_counts=(256, 2048), **options)
 
 
 def bytes_of(program: Any, name: str) -> dict[str, int]:
@@ -169,7 +141,7 @@ def measure_torch(request: dict[str, Any]) -> dict[str, Any]:
     import torch
     from static_cache import with_cache
 
-    model = make_model(request["model"]).cuda()
+    model = random_language_model(*SIZES[request["model"]]).cuda()
     values: dict[str, Any] = {"contexts": {}}
     for context in request["contexts"]:
         torch._dynamo.reset()

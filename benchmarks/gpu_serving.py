@@ -19,7 +19,7 @@ import time
 from typing import Any
 
 from common import RESULTS, WORK, Report, Table
-from gpu_common import describe_gpu, note_of
+from gpu_common import describe_gpu, note_of, random_language_model
 
 PACKAGES = WORK / "serving"
 FORMATS = ("bfloat16", "int4")
@@ -45,38 +45,12 @@ with Engine(sys.argv[1], max_sequences=1, text=False) as engine:
 """
 
 
-def make_model(name: str) -> Any:
-    """In bfloat16. Weights repeat one random block, which is quicker than drawing eight billion numbers.
-
-    Each begins at another place of it: equal weights would be stored once.
-    """
-    import torch
-    import transformers
-
-    config = transformers.Qwen3Config(**SIZES[name], bos_token_id=None, eos_token_id=None, pad_token_id=None)
-    with torch.device("meta"):
-        model = transformers.Qwen3ForCausalLM(config)
-    model = model.to_empty(device="cpu").to(torch.bfloat16)
-    block = torch.randn(1 << 22).mul_(0.02).to(torch.bfloat16)
-    for number, parameter in enumerate(model.parameters()):
-        flat, block = parameter.data.view(-1), block.roll(4099 + number)
-        for begin in range(0, flat.numel(), len(block)):
-            part = flat[begin : begin + len(block)]
-            part.copy_(block[: len(part)])
-        if parameter.dim() == 1:
-            parameter.data.fill_(1)
-    rotary = model.model.rotary_emb
-    rotary.inv_freq, _ = rotary.compute_default_rope_parameters(config)
-    rotary.original_inv_freq = rotary.inv_freq
-    return model.eval()
-
-
 def build(name: str, kind: str, path: pathlib.Path) -> None:
     """In a process of its own: it imports torch."""
     from untorch.export import causal_lm
 
     options = {"quantize": "int4"} if kind == "int4" else {}
-    causal_lm(make_model(name), path, device="cuda", token_counts=(256, 2048), **options)
+    causal_lm(random_language_model("qwen3", SIZES[name]), path, device="cuda", token_counts=(256, 2048), **options)
 
 
 def bench(path: pathlib.Path, *options: str) -> dict[str, Any]:
