@@ -16,6 +16,7 @@ from untorch.cli.language_model import (
     NumSpeculativeTokensOption,
     PromptLookupMaxOption,
     PromptLookupMinOption,
+    SnapshotMemoryOption,
     SpeculativeOption,
     acceptance_text,
     open_engine,
@@ -62,6 +63,7 @@ def bench_llm(
         int, typer.Option("--prefix-len", metavar="N", min=0, help="Tokens in common, of --input-len.")
     ] = 64,
     kv_memory: KvMemoryOption = None,
+    snapshot_memory: SnapshotMemoryOption = None,
     speculative: SpeculativeOption = None,
     num_speculative_tokens: NumSpeculativeTokensOption = None,
     prompt_lookup_min: PromptLookupMinOption = None,
@@ -79,8 +81,9 @@ def bench_llm(
     if dataset is Dataset.SHARED_PREFIX and prefix_len >= input_len:
         raise InvalidArgumentError(f"--prefix-len: expected less than --input-len ({input_len}), got {prefix_len}")
     with open_engine(
-        file, kv_memory=kv_memory, max_batch_tokens=max(max_batch_tokens, max_concurrency),
-        max_sequences=max_concurrency, num_threads=num_threads, trust=trust, text=False, speculative=speculative,
+        file, kv_memory=kv_memory, snapshot_memory=snapshot_memory,
+        max_batch_tokens=max(max_batch_tokens, max_concurrency), max_sequences=max_concurrency,
+        num_threads=num_threads, trust=trust, text=False, speculative=speculative,
         num_speculative_tokens=num_speculative_tokens, prompt_lookup_min=prompt_lookup_min,
         prompt_lookup_max=prompt_lookup_max,
     ) as engine:  # fmt: skip

@@ -18,6 +18,7 @@ from untorch.cli.language_model import (
     PromptLookupMaxOption,
     PromptLookupMinOption,
     SamplingSeedOption,
+    SnapshotMemoryOption,
     SpeculativeOption,
     TemperatureOption,
     TopKOption,
@@ -57,6 +58,7 @@ def chat(
     sampling_seed: SamplingSeedOption = None,
     lora: LoraOption = None,
     kv_memory: KvMemoryOption = None,
+    snapshot_memory: SnapshotMemoryOption = None,
     speculative: SpeculativeOption = None,
     num_speculative_tokens: NumSpeculativeTokensOption = None,
     prompt_lookup_min: PromptLookupMinOption = None,
@@ -72,8 +74,8 @@ def chat(
     in front of its / is a turn. With --json the conversation is printed at its end.
     """
     with open_engine(
-        file, kv_memory=kv_memory, num_threads=num_threads, trust=trust, speculative=speculative,
-        num_speculative_tokens=num_speculative_tokens, prompt_lookup_min=prompt_lookup_min,
+        file, kv_memory=kv_memory, snapshot_memory=snapshot_memory, num_threads=num_threads, trust=trust,
+        speculative=speculative, num_speculative_tokens=num_speculative_tokens, prompt_lookup_min=prompt_lookup_min,
         prompt_lookup_max=prompt_lookup_max, loras=None if lora is None else {"lora": lora},
     ) as engine:  # fmt: skip
         params = sampling_params(

@@ -25,6 +25,7 @@ from untorch.cli.language_model import (
     RegexOption,
     RepetitionPenaltyOption,
     SamplingSeedOption,
+    SnapshotMemoryOption,
     SpeculativeOption,
     StopOption,
     TemperatureOption,
@@ -82,6 +83,7 @@ def generate(
     samples: Annotated[int, typer.Option("--samples", metavar="N", min=1, help="Completions of the prompt.")] = 1,
     lora: LoraOption = None,
     kv_memory: KvMemoryOption = None,
+    snapshot_memory: SnapshotMemoryOption = None,
     max_sequences: MaxSequencesOption = None,
     speculative: SpeculativeOption = None,
     num_speculative_tokens: NumSpeculativeTokensOption = None,
@@ -107,8 +109,9 @@ def generate(
     if logprobs is not None and not json:
         raise InvalidArgumentError("--logprobs: expected --json, too, which prints them")
     with open_engine(
-        file, kv_memory=kv_memory, max_sequences=max_sequences, num_threads=num_threads, trust=trust,
-        speculative=speculative, num_speculative_tokens=num_speculative_tokens, prompt_lookup_min=prompt_lookup_min,
+        file, kv_memory=kv_memory, snapshot_memory=snapshot_memory, max_sequences=max_sequences,
+        num_threads=num_threads, trust=trust, speculative=speculative,
+        num_speculative_tokens=num_speculative_tokens, prompt_lookup_min=prompt_lookup_min,
         prompt_lookup_max=prompt_lookup_max, loras=None if lora is None else {"lora": lora},
     ) as engine:  # fmt: skip
         params = sampling_params(

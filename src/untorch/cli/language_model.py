@@ -31,6 +31,7 @@ __all__ = [
     "RegexOption",
     "RepetitionPenaltyOption",
     "SamplingSeedOption",
+    "SnapshotMemoryOption",
     "SpeculativeOption",
     "StopOption",
     "TemperatureOption",
@@ -50,6 +51,15 @@ KvMemoryOption = Annotated[
         metavar="BYTES",
         help="Memory for keys and values: bytes, or such as 2GiB. Default: what is needed, at most a quarter of what "
         "is available.",
+    ),
+]
+SnapshotMemoryOption = Annotated[
+    str | None,
+    typer.Option(
+        "--snapshot-memory",
+        metavar="BYTES",
+        help="Of models with recurrent layers: the part of --kv-memory for the states of known prefixes; 0: no prefix "
+        "cache. Default: up to a quarter of it.",
     ),
 ]
 MaxBatchTokensOption = Annotated[

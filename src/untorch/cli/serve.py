@@ -13,6 +13,7 @@ from untorch.cli.language_model import (
     NumSpeculativeTokensOption,
     PromptLookupMaxOption,
     PromptLookupMinOption,
+    SnapshotMemoryOption,
     SpeculativeOption,
 )
 from untorch.cli.options import (
@@ -104,6 +105,7 @@ def serve(
     num_threads: NumThreadsOption = 0,
     device: DeviceOption = None,
     kv_memory: KvMemoryOption = None,
+    snapshot_memory: SnapshotMemoryOption = None,
     speculative: SpeculativeOption = None,
     num_speculative_tokens: NumSpeculativeTokensOption = None,
     prompt_lookup_min: PromptLookupMinOption = None,
@@ -189,6 +191,7 @@ def serve(
         num_threads=num_threads,
         device=device,
         kv_memory=kv_memory,
+        snapshot_memory=snapshot_memory,
         speculative=speculative,
         num_speculative_tokens=num_speculative_tokens,
         prompt_lookup_min=prompt_lookup_min,

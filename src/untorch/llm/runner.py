@@ -264,7 +264,7 @@ def _snapshot_count(
 ) -> int:
     """Of states beside those of the sequences that run."""
     each = settings.state_elements * KV_ITEMSIZE["float32"]
-    if not each or snapshot_memory == 0:
+    if not each or snapshot_memory in (0, "0"):
         return 0
     if snapshot_memory is not None:
         count = kv_bytes(snapshot_memory, "snapshot_memory") // each

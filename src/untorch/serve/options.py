@@ -58,7 +58,9 @@ class ServeOptions:
         num_runners: As for ``untorch.load``: concurrent calls of a method.
         num_threads: As for ``untorch.load``.
         trust: The path of a trust policy that has to accept each package.
-        kv_memory: As for ``untorch.llm.Engine``; so are the four of speculative decoding, where None is its default.
+        kv_memory: As for ``untorch.llm.Engine``; so are snapshot_memory and the four of speculative decoding, where
+            None is its default.
+        snapshot_memory: Of kv_memory, for the states of known prefixes.
         speculative: "ngram", "draft" or None.
         num_speculative_tokens: The most tokens to propose at a time.
         prompt_lookup_min: The fewest of the last tokens that have to match.
@@ -101,6 +103,7 @@ class ServeOptions:
     num_threads: int = 0
     trust: str | None = None
     kv_memory: str | None = None
+    snapshot_memory: str | None = None
     speculative: str | None = None
     num_speculative_tokens: int | None = None
     prompt_lookup_min: int | None = None

@@ -357,7 +357,9 @@ class Repository:
 
         assert package.program is not None
         options = self._options
-        engine: dict[str, Any] = {"kv_memory": options.kv_memory} if "llm" in package.program.manifest else {}
+        engine: dict[str, Any] = {}
+        if "llm" in package.program.manifest:
+            engine = {"kv_memory": options.kv_memory, "snapshot_memory": options.snapshot_memory}
         package.transcriber = Transcriber(package.program, max_seconds=options.max_audio, **engine)
 
     def _open_pipeline(self, package: Package) -> None:
@@ -406,8 +408,8 @@ class Repository:
             names = ("speculative", "num_speculative_tokens", "prompt_lookup_min", "prompt_lookup_max")
             given = {name: value for name in names if (value := getattr(options, name)) is not None}
             package.engine = Engine(
-                package.path, kv_memory=options.kv_memory, num_threads=options.num_threads, trust=options.trust,
-                loras=options.loras_of(package.name), **given,
+                package.path, kv_memory=options.kv_memory, snapshot_memory=options.snapshot_memory,
+                num_threads=options.num_threads, trust=options.trust, loras=options.loras_of(package.name), **given,
             )  # fmt: skip
         assert package.engine is not None
         if (tokenizer := package.engine.tokenizer) is not None:

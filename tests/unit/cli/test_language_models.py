@@ -13,6 +13,7 @@ from PIL import Image
 from tests.unit.cli.conftest import Done
 from tests.unit.llm.fake import TextRunner
 from tests.unit.llm.vision.encoders import settings
+from untorch import InvalidArgumentError
 from untorch.cli import bench_llm, chat, generate, language_model
 from untorch.llm import Engine, SamplingParams
 from untorch.llm.vision.encoder import ImageEncoder
@@ -92,6 +93,21 @@ def test_sequences_at_a_time(cli: Callable[..., Done]) -> None:
     assert done.err == "untorch: SamplingParams: n: expected at most the engine's max_sequences (2), got 3\n"
     done = cli("generate", "m.pt2", "hi", "--samples", 65, "--max-sequences", 65, "--max-tokens", 2)
     assert done.out == "He\n" * 65
+
+
+def test_memory_for_states_of_known_prefixes(cli: Callable[..., Done], monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[dict[str, Any]] = []
+
+    def open_engine(file: Path, **options: Any) -> Engine:
+        seen.append(options)
+        raise InvalidArgumentError("seen")
+
+    for module in (generate, chat, bench_llm):
+        monkeypatch.setattr(module, "open_engine", open_engine)
+    for words in (("generate", "m.pt2", "hi"), ("chat", "m.pt2"), ("bench-llm", "m.pt2")):
+        assert cli(*words, "--kv-memory", "1GiB", "--snapshot-memory", "0").err == "untorch: seen\n"
+        assert cli(*words).code == 1
+    assert [(one["kv_memory"], one["snapshot_memory"]) for one in seen] == [("1GiB", "0"), (None, None)] * 3
 
 
 @pytest.mark.usefixtures("runner")

@@ -171,7 +171,8 @@ def test_rows_for_states_of_known_prefixes() -> None:
     settings, plain = (read_settings({"llm": {**SECTION, "state_elements": n}}, "m.pt2") for n in (100, 0))
     row, each = 512 * 4, 100 * 4
     assert _snapshot_count(plain, row, None, None, 3, 1 << 30) == 0
-    assert _snapshot_count(settings, row, 1 << 30, 0, 3, 0) == 0
+    for none in (0, "0"):
+        assert _snapshot_count(settings, row, 1 << 30, none, 3, 0) == 0
     assert _snapshot_count(settings, row, None, None, 3, 1 << 30) == 12  # four for each of three sequences
     assert _snapshot_count(settings, row, row + 3 * each + 8 * each, None, 3, 0) == 2  # a quarter of what is left
     assert _snapshot_count(settings, row, row, None, 3, 0) == 0

@@ -87,6 +87,20 @@ def test_methods_of_a_package_that_is_not_loaded_yet(tmp_path: pathlib.Path) -> 
     assert [row["name"] for row in repository.index()] == ["a.b", "cut"]
 
 
+def test_memory_of_an_engine(monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path) -> None:
+    seen: list[dict[str, Any]] = []
+
+    def engine(path: str, **options: Any) -> Engine:
+        seen.append(options)
+        raise InvalidFileError("seen")
+
+    monkeypatch.setattr("untorch.llm.Engine", engine)
+    options = ServeOptions(models={"lm": "lm.pt2"}, kv_memory="1GiB", snapshot_memory="0")
+    with pytest.raises(InvalidFileError, match="seen"):
+        Repository(options)._open_language_model(Package("lm", "lm.pt2", {}))
+    assert [(one["kv_memory"], one["snapshot_memory"]) for one in seen] == [("1GiB", "0")]
+
+
 def open_text_model(repository: Repository, name: str, path: str, runner: ScriptRunner | None = None) -> Package:
     """Takes the place of ``Repository._open``."""
     if runner is None:
