@@ -44,6 +44,10 @@ def serve(
     port: Annotated[
         int, typer.Option("--port", metavar="N", min=0, max=65535, help="The port of HTTP; 0: any free one.")
     ] = 8000,
+    uds: Annotated[
+        Path | None,
+        typer.Option("--uds", metavar="PATH", help="A Unix domain socket for HTTP, in place of --host and --port."),
+    ] = None,
     grpc_port: Annotated[
         int,
         typer.Option("--grpc-port", metavar="N", min=-1, max=65535, help="The port of gRPC; 0: any free; -1: none."),
@@ -176,6 +180,7 @@ def serve(
         poll=poll,
         host=host,
         port=port,
+        uds=None if uds is None else str(uds),
         grpc_port=None if grpc_port < 0 else grpc_port,
         workers=workers,
         api_keys=tuple(keys),

@@ -18,6 +18,8 @@ _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([A-Za-z]*)")
 # What URLs and gRPC carry without escapes, and no path: no slash, no leading dot.
 # What browsers send: no path, no default port.
 _ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[a-z0-9._-]+(:\d{1,5})?|[a-z]+://\[[0-9a-f:]+\](:\d{1,5})?")
+# What the kernel takes.
+_UDS_BYTES = 107
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._+-]*")
 
 
@@ -32,6 +34,7 @@ class ServeOptions:
             removed ones unloaded. 0: only at the start and by the load and unload calls.
         host: Address to listen on.
         port: Port of HTTP; 0: any free one.
+        uds: Path of a Unix domain socket on which HTTP listens, in place of host and port.
         grpc_port: Port of gRPC; 0: any free one; None: no gRPC.
         workers: Server processes. They share the mapped weights.
         api_keys: Keys of which each request has to carry one; empty: no key is asked for.
@@ -81,6 +84,7 @@ class ServeOptions:
     poll: float = 0.0
     host: str = "127.0.0.1"
     port: int = 8000
+    uds: str | None = None
     grpc_port: int | None = 8001
     workers: int = 1
     api_keys: tuple[str, ...] = ()
@@ -130,6 +134,10 @@ class ServeOptions:
                 raise InvalidArgumentError(f"{name}: expected {bounds}, got {value}")
         if self.log_format not in ("text", "json", "none"):
             raise InvalidArgumentError(f"log_format: expected text, json or none, got {self.log_format!r}")
+        if self.uds is not None and ("\0" in self.uds or not 0 < len(os.fsencode(self.uds)) <= _UDS_BYTES):
+            raise InvalidArgumentError(
+                f"uds: expected a path of 1 to {_UDS_BYTES} bytes, got {len(os.fsencode(self.uds))}: {self.uds!r:.80}"
+            )
         if any(not key for key in self.api_keys):
             raise InvalidArgumentError("api_keys: expected keys that are not empty")
         for origin in self.cors_origins:

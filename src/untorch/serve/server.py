@@ -13,7 +13,7 @@ from typing import Any
 
 import uvicorn
 
-from untorch.serve.addresses import BACKLOG, Addresses, ending_signals
+from untorch.serve.addresses import BACKLOG, Addresses, ending_signals, port_of
 from untorch.serve.app import build_app
 from untorch.serve.control import Control
 from untorch.serve.http_protocol import limited_protocol
@@ -113,7 +113,7 @@ class _Process:
         loop, options, state = asyncio.get_running_loop(), self._options, self._state
         for number in ending_signals():
             loop.add_signal_handler(number, self._on_signal)
-        port = self._http.getsockname()[1]
+        port = port_of(self._http)
         tasks = [asyncio.create_task(self._obey(self._control))] if self._control is not None else []
         loading, stopping = asyncio.create_task(self._load()), asyncio.create_task(self._stop.wait())
         if self._loads_first:

@@ -18,7 +18,7 @@ from collections.abc import Callable
 from typing import Any
 
 from untorch.runtime.errors import ModelError, SystemResourceError
-from untorch.serve.addresses import Addresses, bind, ending_signals
+from untorch.serve.addresses import Addresses, bind, ending_signals, port_of
 from untorch.serve.control import Control
 from untorch.serve.options import ServeOptions
 
@@ -178,7 +178,7 @@ class _Supervisor:
             return
         self._announced = True
         if self._announce is not None:
-            self._announce(Addresses(self._options, self._http.getsockname()[1], self._grpc_port))
+            self._announce(Addresses(self._options, port_of(self._http), self._grpc_port))
 
     async def _change(self, origin: _Worker, message: dict[str, Any]) -> None:
         """Loads or unloads in all workers. The first error is the answer."""

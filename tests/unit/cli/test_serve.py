@@ -33,13 +33,15 @@ def test_flags(cli: Callable[..., Any], ran: list[ServeOptions], monkeypatch: py
         "serve", "/m.pt2", "n=/x.pt2", "--max-wait", 5, "--max-body", "2KiB", "--api-key", "one", "--grpc-port", -1,
         "--num-runners", 3, "--workers", 2, "--repository", "/models", "--poll", 2, "--llm-timeout", 0,
         "--cors-origin", "https://a.b", "--cors-origin", "http://c:1", "--kv-memory", "1GiB", "--snapshot-memory", "1MiB",
+        "--uds", "/run/u.sock",
     )  # fmt: skip
-    assert (done.code, done.out) == (0, "ready: http://127.0.0.1:81\n")
+    assert (done.code, done.out) == (0, "ready: unix:/run/u.sock\n")
     assert ran == [
         ServeOptions(
             models={"m": "/m.pt2", "n": "/x.pt2"}, max_wait=0.005, max_body=2048, api_keys=("one", "two"),
             grpc_port=None, num_runners=3, workers=2, repository="/models", poll=2, llm_timeout=0,
             cors_origins=("https://a.b", "http://c:1"), kv_memory="1GiB", snapshot_memory="1MiB",
+            uds="/run/u.sock",
         )
     ]  # fmt: skip
 
