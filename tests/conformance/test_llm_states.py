@@ -91,6 +91,12 @@ def test_the_engine_says_what_generate_says(name: str, tmp_path: Any) -> None:
     # Four blocks keep the last prompt's snapshot alone, though there is room for two.
     assert (found["snapshots"], found["blocks_beside"]) == (1, 4)
     assert not {"torch", "transformers", "scipy"} & set(found["modules"])
+    command = [os.environ.get("UNTORCH_RUN_PYTHON", sys.executable), "-m", "untorch", "generate", str(path), "ids:1,2"]
+    for value, code in (("0", 0), (str(states), 0), (str(states // 4 - 1), 1)):
+        words = [*command, "--max-tokens", "2", "--max-sequences", "4", "--snapshot-memory", value]
+        done = subprocess.run(words, capture_output=True, text=True, timeout=60, check=False)
+        assert done.returncode == code, done.stderr
+    assert f"snapshot_memory: expected 0, or at least {states // 4} bytes" in done.stderr
     with pytest.raises(InvalidArgumentError) as caught:
         Engine(path, kv_memory=states, max_sequences=4)
     assert str(caught.value) == (
