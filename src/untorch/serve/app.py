@@ -19,6 +19,7 @@ from untorch.serve.inference import rest
 from untorch.serve.inference.binary import HEADER_LENGTH
 from untorch.serve.metrics import CONTENT_TYPE
 from untorch.serve.middleware import PAGE_FILES, Access, Authorize, LimitBody
+from untorch.serve.openapi import openapi_document
 from untorch.serve.options import ServeOptions
 from untorch.serve.pipelines import pipeline_routes
 from untorch.serve.repository import Embedders, Transcribers
@@ -45,10 +46,14 @@ def build_app(options: ServeOptions, state: ServerState | None = None) -> Starle
         await server.call(server.metrics.refresh, server.repository)
         return Response(await server.call(server.metrics.render), headers={"content-type": CONTENT_TYPE})
 
+    async def openapi(request: Request) -> Response:
+        return JSONResponse(openapi_document(routes, server))
+
     routes: list[BaseRoute] = [*rest.routes(server), Route("/metrics", endpoint(metrics))]
-    routes += [*pipeline_routes(server), *_openai_routes(server)]
+    routes += [Route("/openapi.json", endpoint(openapi)), *pipeline_routes(server), *_openai_routes(server)]
     if options.page:
-        routes += [Route(path, endpoint(_page_file(name))) for path, name in PAGE_FILES.items()]
+        files = PAGE_FILES.items()
+        routes += [Route(path, endpoint(_page_file(name)), include_in_schema=False) for path, name in files]
     app = Starlette(
         routes=routes,
         middleware=[

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from untorch.serve.state import ServerState
 
 __all__ = [
-    "EXTENSIONS", "InferRequest", "InferResponse", "config", "infer", "metadata", "not_served", "statistics",
+    "EXTENSIONS", "REFUSED", "InferRequest", "InferResponse", "config", "infer", "metadata", "not_served", "statistics",
     "timeout_of",
 ]  # fmt: skip
 
@@ -34,7 +34,7 @@ EXTENSIONS = [
 
 # Parameters of a request that are the protocol's own. Those of sequences would change what a call means.
 _OWN = frozenset({"timeout", "binary_data_output", "triton_enable_empty_final_response", "headers"})
-_REFUSED = {
+REFUSED = {
     "sequence_id": "sequences are not served", "sequence_start": "sequences are not served",
     "sequence_end": "sequences are not served", "priority": "calls have no priorities",
 }  # fmt: skip
@@ -79,9 +79,9 @@ async def infer(state: ServerState, request: InferRequest, protocol: str) -> Inf
         model = state.repository.get(request.model, request.version)
         watch.model = model.name
         for name in request.parameters:
-            if name in _REFUSED and request.parameters[name]:
-                raise InvalidArgumentError(f"parameter '{name}': {_REFUSED[name]}")
-        parameters = {name: value for name, value in request.parameters.items() if name not in {*_OWN, *_REFUSED}}
+            if name in REFUSED and request.parameters[name]:
+                raise InvalidArgumentError(f"parameter '{name}': {REFUSED[name]}")
+        parameters = {name: value for name, value in request.parameters.items() if name not in {*_OWN, *REFUSED}}
         timeout = timeout_of(request.parameters.get("timeout"), model.timeout)
         known = {port.name for port in model.outputs}
         if known and (unknown := [name for name in request.outputs if name not in known]):

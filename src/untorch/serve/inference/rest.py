@@ -66,7 +66,8 @@ def routes(state: ServerState) -> list[Route]:
     ):
         found.append(Route(path, endpoint(function), methods=[method]))
     for path, extension in NOT_SERVED_PATHS.items():
-        found.append(Route(path, endpoint(partial(_refuse, extension)), methods=["GET", "POST"]))
+        refuse = endpoint(partial(_refuse, extension))
+        found.append(Route(path, refuse, methods=["GET", "POST"], include_in_schema=False))
     return found
 
 

@@ -60,7 +60,8 @@ def routes(
         return Route(path, guarded(run), methods=[method])
 
     methods = ["GET", "POST", "PUT", "PATCH", "DELETE"]
-    return [*(route(*one) for one in _ENDPOINTS), Route("/v1/{path:path}", guarded(_unknown), methods=methods)]
+    other = Route("/v1/{path:path}", guarded(_unknown), methods=methods, include_in_schema=False)
+    return [*(route(*one) for one in _ENDPOINTS), other]
 
 
 async def _unknown(request: Request) -> Response:

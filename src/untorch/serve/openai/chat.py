@@ -28,9 +28,9 @@ from untorch.serve.openai.tools import FORMATS, ToolFormat, find_format
 from untorch.serve.openai.tools.choice import ToolChoice, read_tools
 from untorch.serve.openai.tools.grammar import Thoughts
 
-__all__ = ["chat_completions"]
+__all__ = ["EFFORTS", "chat_completions"]
 
-_EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh")
+EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh")
 
 
 @dataclass(frozen=True)
@@ -158,7 +158,7 @@ def _effort(fields: Fields, template: str) -> dict[str, Any]:
     """As the template has it: a word, or a switch."""
     if "reasoning_effort" not in fields:
         return {}
-    effort = fields.choice("reasoning_effort", _EFFORTS, "")
+    effort = fields.choice("reasoning_effort", EFFORTS, "")
     if "reasoning_effort" in template:
         return {"reasoning_effort": effort}
     if "enable_thinking" in template:

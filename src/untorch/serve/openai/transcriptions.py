@@ -21,11 +21,11 @@ from untorch.serve.openai.service import Service, in_thread, retried
 from untorch.serve.openai.streaming import DONE, EventStream, Reply, check_end, event
 from untorch.speech import Recognition, Segment, Transcriber, Transcription, to_srt, to_vtt
 
-__all__ = ["transcriptions", "translations"]
+__all__ = ["FORMATS", "GRANULARITIES", "transcriptions", "translations"]
 
-_FORMATS = ("json", "text", "srt", "verbose_json", "vtt")
+FORMATS = ("json", "text", "srt", "verbose_json", "vtt")
 _TIMED = ("srt", "verbose_json", "vtt")  # which need to know when something was said
-_GRANULARITIES = ("segment", "word")
+GRANULARITIES = ("segment", "word")
 
 
 @dataclass
@@ -83,7 +83,7 @@ def _read(service: Service, fields: Fields, task: str, table: dict[str, Paramete
     file = fields.required("file")
     if not isinstance(file, bytes):
         raise expected("file", "a file", file, "invalid_type")
-    form = fields.choice("response_format", _FORMATS, "json")
+    form = fields.choice("response_format", FORMATS, "json")
     if form in _TIMED and not transcriber.has_times:
         raise not_served("response_format", f'the model does not know when words were said: use "json", not "{form}"')
     granularities = _granularities(fields, form)
@@ -109,7 +109,7 @@ def _granularities(fields: Fields, form: str) -> list[str]:
     if not given:
         return ["segment"]
     for value in given:
-        if value not in _GRANULARITIES:
+        if value not in GRANULARITIES:
             raise expected("timestamp_granularities", '"segment" or "word"', value)
     if form != "verbose_json":
         raise invalid("timestamp_granularities", f'expected response_format "verbose_json" with it, got "{form}"')
