@@ -139,6 +139,13 @@ def export(
         ),
     ] = None,
     weights: WeightsOption = None,
+    stream_weights: Annotated[
+        bool,
+        typer.Option(
+            "--stream-weights",
+            help="Keep large tensors in temporary files beside the package, for models larger than memory.",
+        ),
+    ] = False,
     device: DeviceOption = None,
     arch: ArchOption = None,
     cpu: CpuOption = None,
@@ -167,6 +174,8 @@ def export(
         fields["verify"] = True
     if weights is not None:
         fields["weights"] = weights
+    if stream_weights:
+        fields["stream_weights"] = True
     if quiet or json:
         fields["progress"] = False
     if not check and output is None:

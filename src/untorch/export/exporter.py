@@ -30,6 +30,7 @@ from untorch.export.quantize import (
     describe_repacked,
     quantize_methods,
 )
+from untorch.export.streaming import stream_weights
 from untorch.export.torchao import convert_methods, join_reports
 from untorch.export.tracing import trace_method
 from untorch.export.training_mode import warn_if_training
@@ -127,7 +128,10 @@ def write_package(
     external = open_weights(resolved.weights) if resolved.weights is not None else None
     store, buffers = WeightStore(external), MutableBuffers()
     # The writer is opened first: a path that cannot be written is an error before minutes of compiling.
-    with ArchiveWriter(target_path) as writer, temporary_folder() as folder:
+    with (
+        ArchiveWriter(target_path) as writer, temporary_folder() as folder,
+        stream_weights(resolved.stream_weights, target_path),
+    ):  # fmt: skip
         converted = convert_methods(planned, progress)
         quantised = quantize_methods(
             converted, wanted, progress, _common_gpu(planned), by_name=resolved.quantizes_by_name

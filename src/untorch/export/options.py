@@ -22,7 +22,7 @@ Matmul = Literal["library", "auto"]
 OptimisationLevel = Literal["O0", "O1", "O2", "O3"]
 
 # What says nothing about the file.
-_OF_THE_MACHINE = ("progress", "tuning", "record_tuning", "weights")
+_OF_THE_MACHINE = ("progress", "tuning", "record_tuning", "weights", "stream_weights")
 
 
 @dataclass(frozen=True)
@@ -60,6 +60,9 @@ class ExportOptions:
     weights: a .safetensors file, an index of shards, a folder or a list of files that exists already: weights that are
         in it byte for byte are not stored again. The file has to be there when the package is loaded, beside it or
         where ``load(…, weights=…)`` says. What is packed, merged, converted or quantised is stored as ever.
+    stream_weights: weights that are loaded from a folder, packed, merged or quantised lie in temporary files beside the
+        file to write rather than in memory, so that a model may be larger than memory; its size is needed on the disk
+        once more. For code on CPUs, and cross-compilation targets.
     keep_sources: pack the generated C++ as well, and for a GPU the kernels' sources, which `untorch tune FILE` times.
     tuning: for a cross-compilation target: a file of `untorch tune` with the fastest configurations of kernels on such
         a GPU. Kernels that it does not have are estimated.
@@ -89,6 +92,7 @@ class ExportOptions:
     verify_tolerance: float = 1e-3
     strict: bool = False
     weights: str | os.PathLike[str] | Sequence[str | os.PathLike[str]] | None = None
+    stream_weights: bool = False
     keep_sources: bool = False
     tuning: str | os.PathLike[str] | None = None
     record_tuning: str | os.PathLike[str] | None = None

@@ -20,6 +20,7 @@ from untorch.export.passes.calls import arguments_of
 from untorch.export.passes.merge_linears import MERGED
 from untorch.export.passes.quantize_int4_activations import REPACKED
 from untorch.export.signature import dtype_name
+from untorch.export.streaming import on_disk
 from untorch.export.target import CpuTarget
 from untorch.export.target import Target as CompileTarget
 from untorch.ops import int4, int4_moe, int8, int8_convolution, nvfp4, nvfp4_moe, w8a8
@@ -87,7 +88,7 @@ def quantize_methods(
     methods = _exposed(methods, wanted)
     if wanted and not by_name and not any(_has_layers(method, wanted) for method in methods):
         raise InvalidArgumentError("option quantize: no method has a linear layer")
-    quantizers: Quantizers = {}
+    quantizers = Quantizers(keep=on_disk)
     done: dict[str, tuple[nn.Module, QuantizationReport]] = {}  # by name: a method's targets have one model
     result = []
     for method in methods:
@@ -292,7 +293,9 @@ def quantized_module(
         sharing = [method, *(Method("", other, ()) for other in others)]
         method, *_ = sharing = _exposed(sharing, dict.fromkeys(("", name), options))
         layers_for: Target = method.target.device  # type: ignore[assignment]
-        return _quantize_by_rules(method, QuantizeRules(rules), sharing, {}, Progress(False), None, layers_for)[0]
+        return _quantize_by_rules(
+            method, QuantizeRules(rules), sharing, Quantizers(keep=on_disk), Progress(False), None, layers_for
+        )[0]
     options = dataclasses.replace(options, method="rtn")
     [method] = quantize_methods([method], {name: options}, Progress(False))
     return method.model

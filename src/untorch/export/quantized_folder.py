@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from untorch.export.streaming import load_weights
 from untorch.quant.checkpoints.files import open_checkpoint, read_configuration
 from untorch.quant.checkpoints.formats import METHODS, find_format, layer_names
 from untorch.quant.checkpoints.load import load_checkpoint
@@ -33,8 +34,14 @@ def from_pretrained(kind: Any, folder: Path, dtype: torch.dtype | None, target: 
     both raise, InvalidFileError for weights that the folder lacks, and UnsupportedError for quantised experts.
     """
     if str(read_configuration(folder).get("quant_method", "")) not in METHODS:
-        model: nn.Module = kind.from_pretrained(folder, dtype=dtype or "auto", local_files_only=True)
+        model: nn.Module = load_weights(
+            lambda: kind.from_pretrained(folder, dtype=dtype or "auto", local_files_only=True)
+        )
         return model
+    return load_weights(lambda: _from_quantized(kind, folder, dtype, target))
+
+
+def _from_quantized(kind: Any, folder: Path, dtype: torch.dtype | None, target: Target) -> nn.Module:
     import transformers
 
     config: Any = transformers.AutoConfig.from_pretrained(folder, local_files_only=True)
@@ -44,10 +51,11 @@ def from_pretrained(kind: Any, folder: Path, dtype: torch.dtype | None, target: 
     # "auto" may find the dtype of quantised values.
     dtype = dtype or getattr(config, "dtype", None) or getattr(config.get_text_config(), "dtype", None)
     with _quiet(transformers):
-        model, info = kind.from_pretrained(
+        loaded: tuple[nn.Module, dict[str, Any]] = kind.from_pretrained(
             folder, config=config, dtype=dtype or torch.bfloat16, local_files_only=True, output_loading_info=True,
             ignore_mismatched_sizes=True,
         )  # fmt: skip
+    model, info = loaded
     checkpoint = open_checkpoint(folder)
     form = find_format(checkpoint)
     names = layer_names(checkpoint, form)

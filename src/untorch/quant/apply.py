@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from untorch.quant.by_rules import quantize_by_rules
+from untorch.quant.by_rules import Quantizers, quantize_by_rules
 from untorch.quant.exposed import expose_linears, restore_plain
 from untorch.quant.modules import device_type
 from untorch.quant.quantizer import Quantizer, show_steps
@@ -103,7 +103,9 @@ def quantize(
         expose_linears(module, in_place=True)
         try:
             with show_steps(progress, None) as show:
-                return quantize_by_rules(module, rules.assign(layers_of(module)), {}, show, device, target=target)[1]
+                return quantize_by_rules(
+                    module, rules.assign(layers_of(module)), Quantizers(), show, device, target=target
+                )[1]
         finally:
             restore_plain(module)
     quantizer = Quantizer(dtype, group_size=group_size, method=method, prefill=prefill, device=device, target=target)

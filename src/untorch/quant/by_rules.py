@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, MutableMapping
+from collections.abc import Callable
 from dataclasses import replace
 
 import torch
@@ -19,8 +19,13 @@ from untorch.runtime.errors import InvalidArgumentError
 
 __all__ = ["Quantizers", "quantize_by_rules", "quantizer_for"]
 
-# By what makes one way of quantising; modules that share weights share them.
-Quantizers = MutableMapping[tuple[object, ...], Quantizer]
+
+class Quantizers(dict[tuple[object, ...], Quantizer]):
+    """By what makes one way of quantising; modules that share weights share them. keep: as of ``Quantizer``."""
+
+    def __init__(self, keep: Callable[[torch.Tensor], torch.Tensor] | None = None) -> None:
+        super().__init__()
+        self.keep = keep
 
 
 def quantizer_for(
@@ -31,7 +36,7 @@ def quantizer_for(
     if kind not in quantizers:
         quantizers[kind] = Quantizer(
             options.dtype, group_size=options.group_size, method=options.method, prefill=options.prefill, device=device,
-            target=target,
+            target=target, keep=quantizers.keep,
         )  # fmt: skip
     return quantizers[kind]
 

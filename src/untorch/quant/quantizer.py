@@ -34,6 +34,7 @@ class Quantizer:
     """Quantises modules one after the other; a weight that several of them use is quantised once.
 
     target: the type of the device that the modules are for, "cpu" or "cuda". device: what quantises them, if given.
+    keep: gives the tensor that a layer keeps for one that was made, with the same values.
     """
 
     def __init__(
@@ -45,9 +46,11 @@ class Quantizer:
         prefill: str = "exact",
         device: str | torch.device | None = None,
         target: Target = "cpu",
+        keep: Callable[[torch.Tensor], torch.Tensor] | None = None,
     ) -> None:
         self._scheme = make_scheme(dtype, group_size, method, prefill, target)
         self._device = None if device is None else _usable(device)
+        self._keep = keep or (lambda tensor: tensor)
         self._weights: dict[tuple[object, ...], _Weight] = {}
         self._layers: dict[int, tuple[nn.Linear | nn.Embedding, QuantizedLinear | QuantizedEmbedding]] = {}
         self._input_factors: dict[tuple[int, torch.dtype], tuple[torch.Tensor, torch.Tensor]] = {}
@@ -192,6 +195,8 @@ class Quantizer:
                         self._scheme.method, error, nbytes[0], nbytes[1], quantized_dtype=self._scheme.dtype,
                     )
                 )  # fmt: skip
+            for part in made.module.modules():
+                part._buffers.update({n: self._keep(t) for n, t in part._buffers.items() if t is not None})
             self._experts[key] = made.module.train(experts.training), tuple(reports), experts
         module, found, _ = self._experts[key]
         return module, found
@@ -210,7 +215,7 @@ class Quantizer:
         if not bool(torch.isfinite(there).all()):
             raise InvalidArgumentError(f"quantize: {name}: its weight has values that are not finite")
         made = self._scheme.quantize(there)
-        tensors = tuple(tensor.to(weight.device) for tensor in made.tensors)
+        tensors = tuple(self._keep(tensor.to(weight.device)) for tensor in made.tensors)
         return _Weight(replace(made, tensors=tensors), weight)
 
 

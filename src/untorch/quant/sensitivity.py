@@ -48,7 +48,7 @@ def layer_sensitivity(
         # With the same parameters; buffers that the model writes are each copy's own.
         return copy.deepcopy(module, {id(tensor): tensor for tensor in module.parameters()}).eval()
 
-    quantizers: Quantizers = {}
+    quantizers = Quantizers()
     found: dict[str, float] = {}
     with torch.no_grad():
         plain = copied()

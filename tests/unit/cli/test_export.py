@@ -203,6 +203,8 @@ def test_what_a_folder_lacks_is_said(cli: Callable[..., Any], tmp_path: Path, mo
     for task in ((), ("--task", "text-generation"), ("--task", "fill-mask")):
         done = cli("export", tmp_path / "none", "-o", tmp_path / "m.pt2", *task)
         assert done.code == 1 and "there is no" in done.err and str(tmp_path / "none") in done.err
+    done = cli("export", tmp_path, "-o", tmp_path / "missing" / "m.pt2", "--stream-weights")  # before anything is read
+    assert done.code == 1 and f"cannot write {tmp_path / 'missing' / 'm.pt2'}: No such file" in done.err
     for dtype, hint in (("bf16", "; did you mean bfloat16?"), ("FP16", "; did you mean float16?"), ("q", "")):
         done = cli("export", tmp_path, "-o", tmp_path / "m.pt2", "--dtype", dtype)
         assert done.code == 2
@@ -343,7 +345,7 @@ def test_quantize(script: Path, tmp_path: Path, cli: Callable[..., Any]) -> None
     called = {item["name"]: item["served"] for item in method["fallbacks"]}
     assert called["aoti_torch_cpu_int4_linear"]
 
-    done = export_warm(*command, "-o", path, "--verify")
+    done = export_warm(*command, "-o", path, "--verify", "--stream-weights")
     assert done.returncode == 0, done.stderr
     assert "quantised: 1 weights, 10.0 KiB → 3.8 KiB, largest error 0.0" in done.stdout
     assert "(0); left alone: 2 (it would grow from 480 to 768 bytes)" in done.stdout

@@ -9,6 +9,8 @@ from typing import Any
 import torch
 from torch import fx
 
+from untorch.export.streaming import on_disk
+
 __all__ = [
     "add_constant", "add_dense_constant", "attribute", "is_named", "remove_attribute", "remove_unused", "set_attribute",
     "unused_name",
@@ -56,8 +58,10 @@ def add_dense_constant(module: fx.GraphModule, name: str, value: torch.Tensor, l
     return node
 
 
-def set_attribute(module: fx.GraphModule, name: str, value: Any) -> None:
+def set_attribute(module: torch.nn.Module, name: str, value: Any) -> None:
     """Gives the module a tensor or a graph; a tensor that is no parameter becomes a buffer."""
+    if isinstance(value, torch.Tensor):
+        value = on_disk(value)
     if isinstance(value, torch.Tensor) and not isinstance(value, torch.nn.Parameter):
         module.register_buffer(name, value)
     else:

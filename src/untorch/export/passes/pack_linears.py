@@ -14,7 +14,7 @@ import torch
 from torch import fx
 
 from untorch.export.mutations import find_mutations
-from untorch.export.passes.attributes import add_constant, remove_unused
+from untorch.export.passes.attributes import add_constant, remove_unused, set_attribute
 from untorch.export.passes.calls import arguments_of
 from untorch.export.passes.epilogues import value_of, with_epilogue
 from untorch.export.passes.report import PassReport
@@ -158,5 +158,5 @@ def _store_packed(module: fx.GraphModule, source: str) -> tuple[str, int]:
     target = f"{name}_packed"
     while hasattr(owner, target):
         target += "_"
-    setattr(owner, target, torch.nn.Parameter(pack_weight(weight.detach()), requires_grad=False))
+    set_attribute(owner, target, torch.nn.Parameter(pack_weight(weight.detach()), requires_grad=False))
     return (f"{prefix}.{target}" if prefix else target), int(weight.shape[0])

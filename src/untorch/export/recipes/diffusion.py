@@ -13,6 +13,7 @@ from untorch.export.errors import CompileError
 from untorch.export.recipes.hub import import_library
 from untorch.export.recipes.source import Made, Source
 from untorch.export.recipes.text import text_front_end, text_inputs
+from untorch.export.streaming import load_weights
 from untorch.pipeline.noise_schedules import PREDICTIONS, SPACINGS
 from untorch.runtime.errors import InvalidArgumentError
 
@@ -107,10 +108,12 @@ def write_diffusion(folder: Path, name: str, dtype: torch.dtype | None) -> Made:
 
     kind: Any = torch.float32 if dtype is None else dtype
     given = {"torch_dtype": kind, "local_files_only": True}
-    unet = diffusers.UNet2DConditionModel.from_pretrained(folder / "unet", **given).eval()
-    vae = diffusers.AutoencoderKL.from_pretrained(folder / "vae", **given).eval()
+    unet = load_weights(lambda: diffusers.UNet2DConditionModel.from_pretrained(folder / "unet", **given)).eval()
+    vae = load_weights(lambda: diffusers.AutoencoderKL.from_pretrained(folder / "vae", **given)).eval()
     kind_of_text: Any = CLIPTextModel
-    text = kind_of_text.from_pretrained(folder / "text_encoder", dtype=kind, local_files_only=True).eval()
+    text = load_weights(
+        lambda: kind_of_text.from_pretrained(folder / "text_encoder", dtype=kind, local_files_only=True)
+    ).eval()
     if unet.config.addition_embed_type is not None or unet.config.class_embed_type is not None:
         raise CompileError(f"export_folder: {folder}: its U-Net reads more than latents, a time step and a text")
     source = Source(folder / "tokenizer", {}, type(text).__name__, dtype)

@@ -14,6 +14,7 @@ import torch
 from untorch.export.errors import CompileError
 from untorch.export.folder import check_folder
 from untorch.export.quantized_folder import from_pretrained
+from untorch.export.streaming import load_weights
 from untorch.quant.schemes import Target
 from untorch.runtime.errors import ArgumentTypeError, InvalidArgumentError
 
@@ -62,7 +63,7 @@ class Source:
         dtype: Any = "auto" if self.dtype is None else self.dtype
         kind: Any = transformers.AutoModel
         try:
-            return kind.from_pretrained(self.folder, dtype=dtype, local_files_only=True).eval()
+            return load_weights(lambda: kind.from_pretrained(self.folder, dtype=dtype, local_files_only=True)).eval()
         except (ValueError, KeyError) as error:
             raise CompileError(
                 f"export_folder: {self.folder}: transformers has neither {self.architecture!r} nor its model_type "

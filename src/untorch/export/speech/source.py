@@ -14,6 +14,7 @@ from torch import nn
 
 from untorch.export.errors import CompileError
 from untorch.export.folder import check_folder
+from untorch.export.streaming import load_weights
 from untorch.runtime.errors import ArgumentTypeError, InvalidArgumentError
 
 __all__ = ["load_speech_model", "read_feature_extractor", "read_languages"]
@@ -39,7 +40,9 @@ def load_speech_model(source: Any, dtype: torch.dtype | None) -> tuple[nn.Module
     kind = getattr(transformers, name, None)
     if kind is None or not hasattr(kind, "from_pretrained"):
         raise CompileError(f"speech_to_text: model: {folder}: its config names {name!r}, which transformers has not")
-    model: nn.Module = kind.from_pretrained(folder, dtype="auto" if dtype is None else dtype, local_files_only=True)
+    model: nn.Module = load_weights(
+        lambda: kind.from_pretrained(folder, dtype="auto" if dtype is None else dtype, local_files_only=True)
+    )
     return model.eval(), folder
 
 
