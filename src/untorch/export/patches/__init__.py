@@ -30,6 +30,7 @@ from untorch.export.patches.graphs import (
     constants_in_loops,
     generated_only,
     lstm_hidden_state,
+    one_copy_of_buffers,
     treespec_warning,
 )
 from untorch.export.patches.guards import checked_sizes
@@ -71,6 +72,7 @@ def compile_patches(host: HostCpu, reads_shared_buffers: bool = False) -> Iterat
         stack.enter_context(treespec_warning())
         stack.enter_context(changing_scalars(reads_shared_buffers))
         stack.enter_context(clones_of_buffers())
+        stack.enter_context(one_copy_of_buffers())
         stack.enter_context(checked_results())
         stack.enter_context(small_loops())
         stack.enter_context(gathered_channels_last())

@@ -14,7 +14,7 @@ from untorch.ops.proxy_result import CHECK_RESULT
 
 __all__ = [
     "changing_scalars", "checked_results", "clones_of_buffers", "constants_in_loops", "generated_only",
-    "lstm_hidden_state", "treespec_warning",
+    "lstm_hidden_state", "one_copy_of_buffers", "treespec_warning",
 ]  # fmt: skip
 
 
@@ -86,6 +86,40 @@ def clones_of_buffers() -> Iterator[None]:
 
     with replaced(post_grad, "remove_noop_ops", patched):
         yield
+
+
+@patch(
+    "torch._inductor.compile_fx._unlift_graph",
+    "torch._inductor.compile_fx.clone_preserve_strides",
+    versions="2.11–2.15",
+    why="AOTInductor keeps copies of all buffers for the file, as the model may write into them while it is compiled. "
+    "Quantised weights are buffers: they are in memory twice, and once more for each method.",
+    test="test_graphs.py::test_torch_still_copies_buffers",
+)
+@contextlib.contextmanager
+def one_copy_of_buffers() -> Iterator[None]:
+    """Buffers whose memory the graph does not write are not copied."""
+    from torch._inductor import compile_fx
+
+    original: Any = compile_fx._unlift_graph
+    clone: Any = compile_fx.clone_preserve_strides  # type: ignore[attr-defined]
+
+    def unlift(module: Any, graph: Any, signature: Any) -> Any:
+        named = dict(module.named_buffers(remove_duplicate=False))
+        written = {_storage(named[name]) for name in signature.buffers_to_mutate.values() if name in named}
+
+        def copied(buffer: torch.Tensor) -> Any:
+            return clone(buffer) if _storage(buffer) in written else buffer
+
+        with replaced(compile_fx, "clone_preserve_strides", copied):
+            return original(module, graph, signature)
+
+    with replaced(compile_fx, "_unlift_graph", unlift):
+        yield
+
+
+def _storage(tensor: torch.Tensor) -> int:
+    return int(tensor.untyped_storage()._cdata)
 
 
 @patch(

@@ -15,6 +15,7 @@ import untorch
 from untorch.export import CompileError, export, patches
 from untorch.export.patches.cpu import torch_version
 from untorch.export.patches.graphs import lstm_hidden_state
+from untorch.export.patches.registry import replaced
 
 
 class Steps(torch.nn.Module):
@@ -92,6 +93,55 @@ def test_torch_still_drops_clones() -> None:
     graph.output((before, written))
     remove_noop_ops(graph)
     assert before not in graph.nodes
+
+
+class Buffers(torch.nn.Module):
+    """One is read, one is written through a view of its memory, one is written."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("table", torch.arange(64.0))
+        self.register_buffer("row", torch.arange(8.0).reshape(2, 4)[1])
+        self.register_buffer("count", torch.zeros(64))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.count.add_(x)
+        self.row.mul_(2)
+        return self.table + self.count + self.row.sum()
+
+
+def copies_of(model: torch.nn.Module, x: torch.Tensor, path: Path) -> list[tuple[int, ...]]:
+    """The shapes of buffers that torch copies while the model is exported."""
+    from torch._inductor import compile_fx
+
+    seen: list[tuple[int, ...]] = []
+    clone: Any = compile_fx.clone_preserve_strides  # type: ignore[attr-defined]
+
+    def noted(tensor: torch.Tensor) -> Any:
+        seen.append(tuple(tensor.shape))
+        return clone(tensor)
+
+    with replaced(compile_fx, "clone_preserve_strides", noted):
+        export(model, (x,), path, progress=False)
+    return sorted(seen)
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_buffers_that_are_written_alone_are_copied(tmp_path: Path) -> None:
+    model = Buffers().eval()
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    assert copies_of(model, torch.ones(64), tmp_path / "buffers.pt2") == [(4,), (64,)]
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+    with untorch.load(tmp_path / "buffers.pt2") as program:
+        x = numpy.ones(64, numpy.float32)
+        for _ in range(3):
+            assert numpy.array_equal(program(x), model(torch.ones(64)).numpy())
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_torch_still_copies_buffers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(patches, "one_copy_of_buffers", nullcontext)
+    assert copies_of(Buffers().eval(), torch.ones(64), tmp_path / "buffers.pt2") == [(4,), (64,), (64,)]
 
 
 @pytest.mark.skipif(torch_version() >= (2, 14), reason="it no longer does")
