@@ -14,7 +14,7 @@ from untorch.export.method import Method
 from untorch.export.patches import treespec_warning
 from untorch.progress import Progress
 
-__all__ = ["Mover", "Movers"]
+__all__ = ["Mover", "Movers", "copy_as_it_lies"]
 
 
 class Movers:
@@ -110,10 +110,19 @@ class Mover:
             return tensor
         if id(tensor) in self._there:
             return self._there[id(tensor)]
-        value = tensor.detach()
-        if tensor.layout != torch.strided or type(tensor) not in (torch.Tensor, torch.nn.Parameter):
-            return value.to(self._device)
-        # The stretch of memory that it looks at is copied as it lies, so that strides stay, also overlapping ones.
-        reach = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
-        flat = value.as_strided((reach + 1 if tensor.numel() else 0,), (1,))
-        return flat.to(self._device).as_strided(tensor.shape, tensor.stride())
+        return _copied_to(tensor, self._device)
+
+
+def copy_as_it_lies(tensor: torch.Tensor) -> torch.Tensor:
+    """A copy with the same strides, also overlapping ones, on the same device."""
+    return _copied_to(tensor, tensor.device).requires_grad_(tensor.requires_grad)
+
+
+def _copied_to(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
+    value = tensor.detach()
+    if tensor.layout != torch.strided or type(tensor) not in (torch.Tensor, torch.nn.Parameter):
+        return value.to(device, copy=True)
+    # The stretch of memory that it looks at is copied as it lies, so that strides stay, also overlapping ones.
+    reach = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+    flat = value.as_strided((reach + 1 if tensor.numel() else 0,), (1,))
+    return flat.to(device, copy=True).as_strided(tensor.shape, tensor.stride())

@@ -35,6 +35,7 @@ from untorch.export.patches import (
     undetected_causal_masks,
 )
 from untorch.export.results import drop_constant_results, plain_results
+from untorch.export.shared_inputs import separate_inputs, warn_of_shared_inputs
 from untorch.export.size_guards import find_size_guards
 from untorch.export.small_sizes import allow_small_sizes
 from untorch.export.torch_logs import quiet_logs, recorded_guards
@@ -65,6 +66,7 @@ def export_program(method: Method, retry: bool) -> Traced:
                 f"method {method.name!r}: the exported program has no example inputs, which AOTInductor needs: export "
                 f"it again with torch.export.export"
             )
+        warn_of_shared_inputs(method.name, method.model)
         program = copy.copy(method.model)
         program._range_constraints = dict(program.range_constraints)
         with quiet_logs():
@@ -73,8 +75,8 @@ def export_program(method: Method, retry: bool) -> Traced:
     assert isinstance(method.model, torch.nn.Module)
     assert method.args is not None
     _refuse_sparse_weights(method)
-    examples = double_sizes_of_one(method.name, method.model, method.args, method.kwargs, method.dynamic_shapes)
-    notes = []
+    args, kwargs, shapes, notes = separate_inputs(method.model, method.args, method.kwargs, method.dynamic_shapes)
+    examples = double_sizes_of_one(method.name, method.model, args, kwargs, shapes)
     if examples.doubled:
         notes.append(f"traced with two in the place of one: {', '.join(examples.doubled)}")
     try:
