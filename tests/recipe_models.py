@@ -51,6 +51,16 @@ _DISTIL = {"vocab_size": 64, "dim": 32, "n_layers": 2, "n_heads": 2, "hidden_dim
 _ALBERT = {**_TEXT, "embedding_size": 16}
 _T5 = {"vocab_size": 64, "d_model": 32, "d_kv": 16, "d_ff": 64, "num_layers": 2, "num_heads": 2, "pad_token_id": 0}
 _STAGES = {"depths": [1, 1, 1, 1], "hidden_sizes": [8, 16, 24, 32], "num_labels": 7}
+_RT_DETR = {
+    "backbone_config": {
+        "model_type": "rt_detr_resnet", "embedding_size": 8, "hidden_sizes": [8, 16, 24], "depths": [1, 1, 1],
+        "layer_type": "basic", "out_indices": [2, 3],
+    },
+    "encoder_in_channels": [16, 24], "feat_strides": [8, 16], "encode_proj_layers": [1], "encoder_hidden_dim": 16,
+    "encoder_ffn_dim": 32, "encoder_attention_heads": 2, "d_model": 16, "decoder_in_channels": [16, 16],
+    "num_feature_levels": 2, "decoder_ffn_dim": 32, "decoder_layers": 1, "decoder_attention_heads": 2,
+    "decoder_n_points": 2, "num_queries": 6, "num_labels": 5, "num_denoising": 0,
+}  # fmt: skip
 _TEXT_TASKS = ("text-classification", "token-classification", "fill-mask")
 # name: (task, model class, config, processor class, its fields)
 FOLDERS: dict[str, tuple[str, str, dict[str, Any], str, dict[str, Any]]] = {
@@ -128,6 +138,10 @@ FOLDERS: dict[str, tuple[str, str, dict[str, Any], str, dict[str, Any]]] = {
         "object-detection", "YolosForObjectDetection",
         {**_IMAGE, "image_size": [64, 96], "patch_size": 16, "num_detection_tokens": 6, "num_labels": 5},
         "YolosImageProcessor", {"size": {"shortest_edge": 96, "longest_edge": 160}},
+    ),
+    "rt-detr": (
+        "object-detection", "RTDetrForObjectDetection", _RT_DETR, "RTDetrImageProcessor",
+        {"size": {"height": 64, "width": 64}},
     ),
     "segformer": (
         "image-segmentation", "SegformerForSemanticSegmentation",
@@ -221,8 +235,14 @@ def make_folder(name: str, folder: Path) -> str:
         for part, parameter in model.named_parameters():
             if parameter.ndim > 1:
                 parameter.mul_(4 if "classifier" in part or "embeddings" in part else 1.5)
-            if any(name in part for name in ("detection_tokens", "query_position", "labels_classifier", "bbox")):
+            if any(
+                name in part
+                for name in ("detection_tokens", "query_position", "labels_classifier", "bbox", "class_embed")
+            ):
                 parameter.normal_(0, 0.4)
+        for layer in model.modules():  # RT-DETR's are all but zero: every place would look the same
+            if kind.startswith("RTDetr") and hasattr(layer, "running_var"):
+                layer.weight.fill_(1)
     model.save_pretrained(folder)
     if processor:
         getattr(transformers, processor)(**settings).save_pretrained(folder)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from untorch.pipeline.image import ImagePipeline
 from untorch.pipeline.image_steps import read_image
-from untorch.pipeline.scores import softmax
+from untorch.pipeline.scores import sigmoid, softmax
 from untorch.runtime.errors import InvalidArgumentError
 
 __all__ = ["ObjectDetection"]
@@ -39,29 +39,55 @@ class ObjectDetection(ImagePipeline):
     def _objects(
         self, logits: NDArray[Any], boxes: NDArray[Any], size: tuple[int, int], threshold: float
     ) -> list[dict[str, Any]]:
-        """logits [queries, labels + 1], the last for no object; boxes [queries, 4] as centre, width and height."""
-        scores = softmax(logits)[:, :-1]
-        labels = self._labels(logits.shape[1] - 1)
+        """logits [queries, classes]; boxes [queries, 4] as centre, width and height."""
+        activation = self.settings.optional("activation", str) or "softmax"
+        if activation not in _SELECTIONS:
+            raise self.settings.damaged(f"activation: expected {' or '.join(_SELECTIONS)}, got {activation!r:.80}")
+        scores, best, queries = _SELECTIONS[activation](logits)
+        labels = self._labels(logits.shape[1], has_no_object=activation == "softmax")
         centre, half = boxes[:, :2], boxes[:, 2:] / 2
         corners = np.concatenate([centre - half, centre + half], 1) * np.asarray([*size, *size], np.float32)
-        best, objects = scores.argmax(1), []
-        for query in np.flatnonzero(scores.max(1) > threshold):
+        objects = []
+        for index in np.flatnonzero(scores > threshold):
             # Towards zero, as transformers does.
-            xmin, ymin, xmax, ymax = (int(value) for value in corners[query])
+            xmin, ymin, xmax, ymax = (int(value) for value in corners[queries[index]])
             objects.append(
                 {
-                    "score": float(scores[query].max()), "label": labels[best[query]],
+                    "score": float(scores[index]), "label": labels[best[index]],
                     "box": {"xmin": xmin, "ymin": ymin, "xmax": xmax, "ymax": ymax},
                 }
             )  # fmt: skip
         return objects
 
-    def _labels(self, width: int) -> list[str]:
-        """Some configs name the class for no object, too."""
-        labels = self.settings.texts("labels")
-        if len(labels) not in (width, width + 1):
+    def _labels(self, classes: int, has_no_object: bool) -> list[str]:
+        """Of the classes, the last may be none. Some configs name the class for no object, too."""
+        labels, width = self.settings.texts("labels"), classes - has_no_object
+        if len(labels) not in (width, classes):
             raise self.settings.damaged(f"labels: expected {width}, got {len(labels)}")
         return labels
+
+
+# Scores, labels and queries of the candidates.
+_Candidates = tuple[NDArray[Any], NDArray[Any], NDArray[Any]]
+
+
+def _likeliest_labels(logits: NDArray[Any]) -> _Candidates:
+    """A softmax over the classes, the last of which is for no object: a candidate a query, in their order."""
+    scores = softmax(logits)[:, :-1]
+    return scores.max(1), scores.argmax(1), np.arange(len(scores))
+
+
+def _likeliest_pairs(logits: NDArray[Any]) -> _Candidates:
+    """A sigmoid for each class: the best pairs of a query and a label, as many as queries, the best first."""
+    scores = sigmoid(logits).reshape(-1)
+    order = np.argsort(-scores, kind="stable")[: len(logits)]
+    return scores[order], order % logits.shape[1], order // logits.shape[1]
+
+
+_SELECTIONS: dict[str, Callable[[NDArray[Any]], _Candidates]] = {
+    "softmax": _likeliest_labels,
+    "sigmoid": _likeliest_pairs,
+}
 
 
 def read_threshold(value: Any) -> float:

@@ -42,6 +42,7 @@ def folder_of(path: Path, architecture: str, model_type: str = "bert", files: tu
         ("ViTForImageClassification", "vit", (), "image-classification"),
         ("DeiTForImageClassificationWithTeacher", "deit", (), "image-classification"),
         ("YolosForObjectDetection", "yolos", (), "object-detection"),
+        ("RTDetrForObjectDetection", "rt_detr", (), "object-detection"),
         ("SegformerForSemanticSegmentation", "segformer", (), "image-segmentation"),
         ("SiglipModel", "siglip", ("tokenizer.json",), "zero-shot-image-classification"),
         ("BertModel", "bert", ("tokenizer.json",), "text-embedding"),
@@ -382,9 +383,9 @@ def test_an_architecture_of_another_task(architecture: str, kind: str, task: str
 
 
 def test_detectors_and_segmentations_without_a_recipe(tmp_path: Path) -> None:
-    folder_of(tmp_path, "RTDetrForObjectDetection", "rt_detr")
+    folder_of(tmp_path, "TableTransformerForObjectDetection", "table-transformer")
     with pytest.raises(
-        CompileError, match="object-detection: expected DetrForObjectDetection, .*, got RTDetrForObject"
+        CompileError, match="object-detection: expected DetrForObjectDetection, .*, got TableTransformerForObject"
     ):
         export_folder(tmp_path, tmp_path / "m.pt2")
     folder_of(tmp_path, "DetrForSegmentation", "detr")
@@ -411,7 +412,7 @@ _CHANGES: dict[str, list[dict[str, Any]]] = {
 
 
 # scripts/render_recipes.py measures the others. tests/conformance/test_whisper.py has Whisper itself.
-_MARKS = {"minilm": "slow", "ctc": "slow"} | dict.fromkeys(
+_MARKS = {"minilm": "slow", "ctc": "slow", "rt-detr": "slow"} | dict.fromkeys(
     ("bert-mlm", "labse", "cross-encoder", "xlm-roberta", "clip", "wav2vec2", "yolos", "segformer", "whisper"),
     "exhaustive",
 )

@@ -29,10 +29,10 @@ class Program:
         return logits, np.array([[[0.75, 0.5, 0.5, 1.0], [0.5, 0.5, 1.0, 1.0]]], np.float32)
 
 
-def make(labels: list[str]) -> ObjectDetection:
+def make(labels: list[str], **fields: str) -> ObjectDetection:
     section = {
         "format_version": 1, "task": "object-detection", "architecture": "YolosForObjectDetection", "labels": labels,
-        "image_steps": [["resize_edges", 20, 40, 16, 2]],
+        "image_steps": [["resize_edges", 20, 40, 16, 2]], **fields,
     }  # fmt: skip
     return ObjectDetection(Program(), read_settings({"pipeline": section}, "m.pt2"), False)  # type: ignore[arg-type]
 
@@ -55,9 +55,23 @@ def test_the_threshold() -> None:
             pipeline(image, threshold=value)
 
 
+def test_sigmoids_rank_pairs_of_query_and_label() -> None:
+    image = np.zeros((20, 41, 3), np.uint8)
+    pipeline = make(["dog", "cat", "bird"], activation="sigmoid")
+    found = pipeline(image)
+    assert [one["label"] for one in found] == ["cat", "bird"], "as many as queries, the best first"
+    assert [one["score"] for one in found] == pytest.approx([1 / (1 + np.exp(-5))] * 2)
+    assert [one["box"]["xmin"] for one in found] == [20, 0], "each with its query's box"
+    assert pipeline(image, threshold=1.0) == []
+
+
 def test_refusals() -> None:
     image = np.zeros((20, 41, 3), np.uint8)
     with pytest.raises(InvalidFileError, match="labels: expected 2, got 1"):
         make(["dog"])(image)
+    with pytest.raises(InvalidFileError, match="labels: expected 3, got 2"):
+        make(["dog", "cat"], activation="sigmoid")(image)
+    with pytest.raises(InvalidFileError, match="activation: expected softmax or sigmoid, got 'tanh'"):
+        make(["dog", "cat"], activation="tanh")(image)
     with pytest.raises(ArgumentTypeError, match="unknown option 'top_k': object-detection takes batch_size, thresh"):
         make(["dog", "cat"])(image, top_k=1)

@@ -1,7 +1,10 @@
-"""Recipe for object detection: DETR, YOLOS and others whose queries are classified with a class for no object."""
+"""Recipe for object detection by queries: DETR, YOLOS and RT-DETR."""
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -14,14 +17,20 @@ from untorch.export.recipes.text import MAX_BATCH
 
 __all__ = ["DETECTORS", "write_object_detection"]
 
-# Those whose scores are a softmax over labels and "no object", the last class.
-DETECTORS = ("DetrForObjectDetection", "YolosForObjectDetection")
+# What makes scores of logits: a softmax over labels and "no object", the last class; or, of models that were trained
+# with a focal loss, a sigmoid for each label.
+_ACTIVATIONS = {
+    "DetrForObjectDetection": "softmax",
+    "YolosForObjectDetection": "softmax",
+    "RTDetrForObjectDetection": "sigmoid",
+}
+DETECTORS = tuple(_ACTIVATIONS)
 _SMALLEST = 64  # pixels of a side: backbones halve it five times
 
 
 class Detections(nn.Module):
-    """forward(pixel_values [batch, 3, height, width] float32) → logits [batch, queries, labels + 1], boxes
-    [batch, queries, 4] as centre, width and height from 0 to 1; float32.
+    """forward(pixel_values [batch, 3, height, width] float32) → logits [batch, queries, labels or
+    labels + 1], boxes [batch, queries, 4] as centre, width and height from 0 to 1; float32.
     """
 
     def __init__(self, model: nn.Module) -> None:
@@ -32,8 +41,23 @@ class Detections(nn.Module):
 
     def forward(self, pixel_values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """The model's own, without the loss's outputs."""
-        found = self.model(pixel_values=pixel_values.to(self.dtype))
+        with _symbolic_lengths(self.model):
+            found = self.model(pixel_values=pixel_values.to(self.dtype))
         return found.logits.float(), found.pred_boxes.float()
+
+
+@contextmanager
+def _symbolic_lengths(model: nn.Module) -> Iterator[None]:
+    """``len`` of a tensor in the model's module is its first size, which may be symbolic.
+
+    RT-DETR's forward takes it of a tensor [batch, …]: as an integer, it would fix the batch.
+    """
+    names = vars(sys.modules[type(model).__module__])
+    names["len"] = lambda given: given.shape[0] if isinstance(given, torch.Tensor) else len(given)
+    try:
+        yield
+    finally:
+        del names["len"]
 
 
 def write_object_detection(source: Source) -> Made:
@@ -60,5 +84,5 @@ def write_object_detection(source: Source) -> Made:
         shape = (3, min(8 * _SMALLEST, longest) // 32 * 32, min(6 * _SMALLEST, longest - 32) // 32 * 32)
     example = torch.randn(2, *shape, generator=torch.Generator().manual_seed(0))
     method = {"model": Detections(source.model), "args": (example,), "dynamic_shapes": (axes,)}
-    section = {"labels": source.labels(), "image_steps": steps}
+    section = {"labels": source.labels(), "image_steps": steps, "activation": _ACTIVATIONS[source.architecture]}
     return Made({"forward": method}, section)
