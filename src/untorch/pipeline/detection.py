@@ -90,8 +90,8 @@ _SELECTIONS: dict[str, Callable[[NDArray[Any]], _Candidates]] = {
 }
 
 
-def read_threshold(value: Any) -> float:
+def read_threshold(value: Any, name: str = "threshold") -> float:
     """From 0 to 1. Raises InvalidArgumentError."""
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= 1:
-        raise InvalidArgumentError(f"pipeline: threshold: expected a number from 0 to 1, got {value!r:.80}")
+        raise InvalidArgumentError(f"pipeline: {name}: expected a number from 0 to 1, got {value!r:.80}")
     return float(value)

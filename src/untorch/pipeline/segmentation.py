@@ -1,37 +1,95 @@
-"""Semantic segmentation: a mask for each label that an image has."""
+"""Image segmentation: a mask for each label that an image has, or for each of its segments."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from untorch.pipeline.detection import read_threshold
 from untorch.pipeline.extras import import_extra
 from untorch.pipeline.image import ImagePipeline
 from untorch.pipeline.image_steps import read_image
+from untorch.pipeline.query_segmentation import Segment, instance_segments, panoptic_segments, semantic_scores
+from untorch.pipeline.resized_maps import bilinear_rows, resize_bilinear
+from untorch.pipeline.settings import Settings
+from untorch.runtime.errors import InvalidArgumentError
+from untorch.runtime.program import Program
 
-__all__ = ["ImageSegmentation", "segment"]
+__all__ = ["SUBTASKS", "ImageSegmentation", "segment"]
 
-_ROWS = 64  # that are resized at a time: logits of a large image in full size may be gigabytes
+# Of models that segment by queries. The first is what a call gets that names none.
+SUBTASKS = ("panoptic", "instance", "semantic")
 
 
 class ImageSegmentation(ImagePipeline):
-    """``[{"score": None, "label": …, "mask": …}]``: masks are Pillow images, 255 where the label is the likeliest."""
+    """``[{"score": …, "label": …, "mask": …}]``: masks are Pillow images, 255 where the label or the segment is.
+
+    Of semantic segmentation, scores are None. Models that segment by queries take options: subtask ("panoptic",
+    "instance" or "semantic"; panoptic by default), threshold (of scores, 0.9 by default), and of panoptic segmentation
+    mask_threshold and overlap_mask_area_threshold (0.5 by default).
+    """
+
+    def __init__(self, program: Program, settings: Settings, owned: bool) -> None:
+        super().__init__(program, settings, owned)
+        self._by_queries: bool = settings.optional("by_queries", bool) or False
+        self._mask_size: int | None = settings.optional("mask_size", int)
+        if self._by_queries:
+            self.options = ("subtask", "threshold", "mask_threshold", "overlap_mask_area_threshold")
 
     def run(self, inputs: Sequence[Any], options: Mapping[str, Any], is_list: bool) -> list[Any]:
         """See the class."""
+        subtask, thresholds = options.get("subtask") or SUBTASKS[0], _read_thresholds(options)
+        if subtask not in SUBTASKS:
+            raise InvalidArgumentError(f"pipeline: subtask: expected {', '.join(SUBTASKS)}, got {subtask!r:.80}")
         images = [read_image(source) for source in inputs]
         sizes, pixels = [image.size for image in images], self.pixels(images)
         del images
+        if self._by_queries:
+            classes, masks = self.call_all("forward", {"pixel_values": pixels})
+            labels = self.labels(classes.shape[2] - 1)
+            rows = zip(classes, map(self._enlarged, masks), sizes, strict=True)
+            return [self._segments(*row, labels, subtask, thresholds) for row in rows]
         logits = self.call("forward", {"pixel_values": pixels})
         labels = self.labels(logits.shape[1])
         return [_masks(segment(row, size), labels, self.finish_mask) for row, size in zip(logits, sizes, strict=True)]
 
+    def _enlarged(self, masks: NDArray[np.float32]) -> NDArray[np.float32]:
+        """[queries, h, w], in the size in which the model's processor reads them."""
+        return masks if self._mask_size is None else resize_bilinear(masks, (self._mask_size, self._mask_size))
+
+    def _segments(
+        self,
+        classes: NDArray[np.float32],
+        masks: NDArray[np.float32],
+        size: tuple[int, int],
+        labels: list[str],
+        subtask: str,
+        thresholds: list[float],
+    ) -> list[dict[str, Any]]:
+        """Of an image."""
+        if subtask == "semantic":
+            return _masks(segment(semantic_scores(classes, masks), size), labels, self.finish_mask)
+        found: Iterable[Segment] = (
+            instance_segments(classes, masks, size, thresholds[0])
+            if subtask == "instance"
+            else panoptic_segments(classes, masks, size, *thresholds)
+        )
+        return [
+            {"score": score, "label": labels[label], "mask": self.finish_mask(_picture(mask))}
+            for score, label, mask in found
+        ]
+
     def finish_mask(self, mask: Any) -> Any:
         """The result's form of a mask, a Pillow image. A server puts a function here that makes a file of it."""
         return mask
+
+
+def _read_thresholds(options: Mapping[str, Any]) -> list[float]:
+    defaults = {"threshold": 0.9, "mask_threshold": 0.5, "overlap_mask_area_threshold": 0.5}
+    return [read_threshold(options.get(name, value), name) for name, value in defaults.items()]
 
 
 def segment(logits: NDArray[np.float32], size: tuple[int, int]) -> NDArray[Any]:
@@ -40,33 +98,21 @@ def segment(logits: NDArray[np.float32], size: tuple[int, int]) -> NDArray[Any]:
     Logits are resized bilinearly, as torch.nn.functional.interpolate does without align_corners.
     """
     width, height = size
-    left, right, share = _neighbours(logits.shape[2], width)
-    upper, lower, weight = _neighbours(logits.shape[1], height)
-    wide = logits[:, :, left] * (1 - share) + logits[:, :, right] * share
     found = np.empty((height, width), np.min_scalar_type(len(logits)))
-    for begin in range(0, height, _ROWS):
-        rows = slice(begin, begin + _ROWS)
-        down = weight[rows, None]
-        found[rows] = (wide[:, upper[rows]] * (1 - down) + wide[:, lower[rows]] * down).argmax(0)
+    for rows, values in bilinear_rows(logits, size):
+        found[rows] = values.argmax(0)
     return found
 
 
-def _neighbours(length: int, wanted: int) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.float32]]:
-    """Of each of the wanted places: the two that it lies between, and its distance from the first."""
-    place = np.maximum((np.arange(wanted, dtype=np.float32) + np.float32(0.5)) * np.float32(length / wanted) - 0.5, 0)
-    first = np.minimum(place.astype(np.int64), length - 1)
-    return first, np.minimum(first + 1, length - 1), (place - first).astype(np.float32)
+def _picture(mask: NDArray[np.bool_]) -> Any:
+    return import_extra("PIL.Image", "pillow", "an image").fromarray((mask * 255).astype(np.uint8))
 
 
 def _masks(
     found: NDArray[Any], labels: list[str], finish: Callable[[Any], Any] = lambda mask: mask
 ) -> list[dict[str, Any]]:
     """finish: of each mask before the next one is made, as those of a large image need much memory together."""
-    module = import_extra("PIL.Image", "pillow", "an image")
     return [
-        {
-            "score": None, "label": labels[label],
-            "mask": finish(module.fromarray(((found == label) * 255).astype(np.uint8))),
-        }
+        {"score": None, "label": labels[label], "mask": finish(_picture(found == label))}
         for label in np.unique(found).tolist()
-    ]  # fmt: skip
+    ]

@@ -389,8 +389,19 @@ def test_detectors_and_segmentations_without_a_recipe(tmp_path: Path) -> None:
     ):
         export_folder(tmp_path, tmp_path / "m.pt2")
     folder_of(tmp_path, "DetrForSegmentation", "detr")
-    with pytest.raises(CompileError, match="image-segmentation: expected …ForSemanticSegmentation, got DetrForSegment"):
+    with pytest.raises(
+        CompileError, match="image-segmentation: expected …ForSemanticSegmentation, Mask2.*, got DetrForSegment"
+    ):
         export_folder(tmp_path, tmp_path / "m.pt2", task="image-segmentation")
+
+
+def test_segmentation_by_queries_needs_scipy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "scipy", None)
+    folder_of(tmp_path, "MaskFormerForInstanceSegmentation", "maskformer")
+    with pytest.raises(
+        UnsupportedError, match="transformers makes MaskFormerForInstance.* with scipy alone: pip install scipy"
+    ):
+        export_folder(tmp_path, tmp_path / "m.pt2")
 
 
 def test_processors_that_leave_the_size_open(tmp_path: Path) -> None:
@@ -405,6 +416,7 @@ def test_processors_that_leave_the_size_open(tmp_path: Path) -> None:
 
 
 # For entities every strategy, on one package.
+_SUBTASKS: list[dict[str, Any]] = [{"subtask": name} for name in ("panoptic", "instance", "semantic")]
 _CHANGES: dict[str, list[dict[str, Any]]] = {
     "bert-ner": [{"aggregation_strategy": name} for name in ("none", "simple", "first", "average", "max")],
     "vit": [{"top_k": 2}],
@@ -413,9 +425,12 @@ _CHANGES: dict[str, list[dict[str, Any]]] = {
 
 # scripts/render_recipes.py measures the others. tests/conformance/test_whisper.py has Whisper itself.
 _MARKS = {"minilm": "slow", "ctc": "slow", "rt-detr": "slow"} | dict.fromkeys(
-    ("bert-mlm", "labse", "cross-encoder", "xlm-roberta", "clip", "wav2vec2", "yolos", "segformer", "whisper"),
+    (
+        "bert-mlm", "labse", "cross-encoder", "xlm-roberta", "clip", "wav2vec2", "yolos", "segformer",
+        "mask2former", "maskformer", "whisper",
+    ),
     "exhaustive",
-)
+)  # fmt: skip
 
 
 @pytest.mark.parametrize(
@@ -424,9 +439,11 @@ _MARKS = {"minilm": "slow", "ctc": "slow", "rt-detr": "slow"} | dict.fromkeys(
 def test_results_equal_those_of_transformers(name: str, tmp_path: Path) -> None:
     folder, package = tmp_path / name, tmp_path / "model.pt2"
     folder.mkdir()
+    if name.startswith("mask"):
+        pytest.importorskip("scipy")
     task = recipe_models.make_folder(name, folder)
     export_folder(folder, package, progress=False)
-    for change in _CHANGES.get(name, [{}]):
+    for change in _CHANGES.get(name, _SUBTASKS if name.startswith("mask") else [{}]):
         expected = recipe_models.plain(recipe_models.expected_results(folder, task, **change))
         found = recipe_models.run_without_torch(package, task, **change)
         assert recipe_models.difference(expected, found) < 1e-4, (change, expected, found)

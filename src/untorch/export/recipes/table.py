@@ -12,7 +12,7 @@ from untorch.export.recipes.diffusion import DIFFUSION_PIPELINES
 from untorch.export.recipes.diffusion import TASK as TEXT_TO_IMAGE
 from untorch.export.recipes.image import write_image_classification, write_zero_shot_image_classification
 from untorch.export.recipes.reranking import is_cross_encoder, write_reranking
-from untorch.export.recipes.segmentation import write_image_segmentation
+from untorch.export.recipes.segmentation import QUERY_SEGMENTERS, write_image_segmentation
 from untorch.export.recipes.source import Made, Source
 from untorch.export.recipes.text import write_fill_mask, write_text_classification, write_token_classification
 from untorch.export.recipes.text_embedding import write_text_embedding
@@ -79,7 +79,10 @@ RECIPES = {
             write_zero_shot_image_classification,
         ),
         Recipe("object-detection", ", ".join(DETECTORS), "labels, scores, boxes", write_object_detection),
-        Recipe("image-segmentation", "…ForSemanticSegmentation", "labels, masks", write_image_segmentation),
+        Recipe(
+            "image-segmentation", f"…ForSemanticSegmentation, {', '.join(QUERY_SEGMENTERS)}", "labels, masks",
+            write_image_segmentation,
+        ),
         Recipe(
             "audio-classification", "Wav2Vec2ForSequenceClassification and the like", "labels, scores",
             write_audio_classification,
@@ -99,7 +102,7 @@ def find_task(source: Source) -> str | None:
         return "image-classification"
     if name.endswith("ForObjectDetection"):
         return "object-detection"
-    if name.endswith("ForSemanticSegmentation"):
+    if name.endswith("ForSemanticSegmentation") or name in QUERY_SEGMENTERS:
         return "image-segmentation"
     if name.endswith("ForSequenceClassification"):
         if is_cross_encoder(source.config):
