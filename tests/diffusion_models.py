@@ -1,4 +1,4 @@
-"""A tiny Stable Diffusion with random weights, by diffusers from build/diffusers or wherever it is installed."""
+"""A tiny Stable Diffusion and a tiny XL with random weights, by diffusers from build/diffusers or where it is installed."""
 
 from __future__ import annotations
 
@@ -7,10 +7,14 @@ import sys
 from pathlib import Path
 from typing import Any
 
-__all__ = ["import_diffusers", "make_folder", "scheduler_config"]
+__all__ = ["import_diffusers", "make_folder", "make_tokenizer", "make_xl_folder", "scheduler_config"]
 
 ROOT = Path(__file__).resolve().parents[1]
 WORDS = ["a", "cat", "dog", "on", "mat", "photo", "of", "red", "the"]
+TEXT = {
+    "vocab_size": 12, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2,
+    "max_position_embeddings": 8, "bos_token_id": 1, "eos_token_id": 0, "pad_token_id": 0, "projection_dim": 16,
+}  # fmt: skip
 SCHEDULE = {"beta_start": 0.00085, "beta_end": 0.012, "beta_schedule": "scaled_linear", "num_train_timesteps": 100}
 
 
@@ -32,7 +36,7 @@ def scheduler_config(folder: Path, name: str, **fields: Any) -> None:
     (folder / "scheduler" / "scheduler_config.json").write_text(json.dumps(config))
 
 
-def make_tokenizer() -> Any:
+def make_tokenizer(pad: str = "<|endoftext|>") -> Any:
     from tokenizers import Tokenizer, models, pre_tokenizers, processors
     from transformers import PreTrainedTokenizerFast
 
@@ -44,9 +48,18 @@ def make_tokenizer() -> Any:
         single="<|startoftext|> $A <|endoftext|>", special_tokens=ends
     )
     return PreTrainedTokenizerFast(
-        tokenizer_object=backend, bos_token="<|startoftext|>", eos_token="<|endoftext|>", pad_token="<|endoftext|>",
+        tokenizer_object=backend, bos_token="<|startoftext|>", eos_token="<|endoftext|>", pad_token=pad,
         unk_token="[UNK]", model_max_length=8,
     )  # fmt: skip
+
+
+def make_autoencoder(diffusers: Any, folder: Path) -> None:
+    vae = diffusers.AutoencoderKL(
+        block_out_channels=(8, 16), norm_num_groups=4, latent_channels=4, sample_size=16, layers_per_block=1,
+        down_block_types=("DownEncoderBlock2D", "DownEncoderBlock2D"),
+        up_block_types=("UpDecoderBlock2D", "UpDecoderBlock2D"),
+    )  # fmt: skip
+    vae.save_pretrained(folder / "vae")
 
 
 def make_folder(diffusers: Any, folder: Path) -> None:
@@ -55,23 +68,37 @@ def make_folder(diffusers: Any, folder: Path) -> None:
     from transformers import CLIPTextConfig, CLIPTextModel
 
     torch.manual_seed(0)
-    text = CLIPTextConfig(
-        vocab_size=12, hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=2,
-        max_position_embeddings=8, bos_token_id=1, eos_token_id=0, pad_token_id=0, projection_dim=16,
-    )  # fmt: skip
-    CLIPTextModel(text).eval().save_pretrained(folder / "text_encoder")
+    CLIPTextModel(CLIPTextConfig(**TEXT)).eval().save_pretrained(folder / "text_encoder")
     unet = diffusers.UNet2DConditionModel(
         sample_size=8, in_channels=4, out_channels=4, layers_per_block=1, block_out_channels=(16, 32), norm_num_groups=4,
         down_block_types=("DownBlock2D", "CrossAttnDownBlock2D"), up_block_types=("CrossAttnUpBlock2D", "UpBlock2D"),
         cross_attention_dim=32, attention_head_dim=4,
     )  # fmt: skip
     unet.save_pretrained(folder / "unet")
-    vae = diffusers.AutoencoderKL(
-        block_out_channels=(8, 16), norm_num_groups=4, latent_channels=4, sample_size=16, layers_per_block=1,
-        down_block_types=("DownEncoderBlock2D", "DownEncoderBlock2D"),
-        up_block_types=("UpDecoderBlock2D", "UpDecoderBlock2D"),
-    )  # fmt: skip
-    vae.save_pretrained(folder / "vae")
+    make_autoencoder(diffusers, folder)
     make_tokenizer().save_pretrained(folder / "tokenizer")
     scheduler_config(folder, "DDIMScheduler", steps_offset=1, clip_sample=False, set_alpha_to_one=False)
     (folder / "model_index.json").write_text(json.dumps({"_class_name": "StableDiffusionPipeline"}))
+
+
+def make_xl_folder(diffusers: Any, folder: Path) -> None:
+    """Two text encoders of 16 and 32 values a token; 8 × 8 latents, 16 × 16 pixels."""
+    import torch
+    from transformers import CLIPTextConfig, CLIPTextModel, CLIPTextModelWithProjection
+
+    torch.manual_seed(0)
+    CLIPTextModel(CLIPTextConfig(**{**TEXT, "hidden_size": 16})).eval().save_pretrained(folder / "text_encoder")
+    CLIPTextModelWithProjection(CLIPTextConfig(**TEXT)).eval().save_pretrained(folder / "text_encoder_2")
+    unet = diffusers.UNet2DConditionModel(
+        sample_size=8, in_channels=4, out_channels=4, layers_per_block=1, block_out_channels=(16, 32), norm_num_groups=4,
+        down_block_types=("DownBlock2D", "CrossAttnDownBlock2D"), up_block_types=("CrossAttnUpBlock2D", "UpBlock2D"),
+        cross_attention_dim=48, attention_head_dim=4, addition_embed_type="text_time", addition_time_embed_dim=8,
+        projection_class_embeddings_input_dim=16 + 6 * 8, use_linear_projection=True,
+    )  # fmt: skip
+    unet.save_pretrained(folder / "unet")
+    make_autoencoder(diffusers, folder)
+    make_tokenizer().save_pretrained(folder / "tokenizer")
+    make_tokenizer(pad="[UNK]").save_pretrained(folder / "tokenizer_2")
+    scheduler_config(folder, "DDIMScheduler", steps_offset=1, clip_sample=False, set_alpha_to_one=False)
+    index = {"_class_name": "StableDiffusionXLPipeline", "force_zeros_for_empty_prompt": True}
+    (folder / "model_index.json").write_text(json.dumps(index))

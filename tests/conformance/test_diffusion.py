@@ -35,6 +35,27 @@ CALLS: list[tuple[str, dict[str, Any]]] = [
 ]
 
 
+# An empty negative prompt is encoded, none at all is zeros.
+XL_CALLS: list[tuple[str, dict[str, Any]]] = [
+    ("a photo of a cat", {"num_inference_steps": 4}),
+    ("a photo of a cat", {"num_inference_steps": 4, "negative_prompt": ""}),
+    ("the red dog", {"num_inference_steps": 2, "guidance_scale": 1.0}),
+]
+
+
+def run_calls(package: Path, latents: np.ndarray, calls: list[tuple[str, dict[str, Any]]], folder: Path) -> np.ndarray:
+    """The images, in a process in which torch cannot be imported."""
+    np.save(folder / "latents.npy", latents)
+    job = {"package": str(package), "latents": str(folder / "latents.npy"), "images": str(folder / "images.npy")}
+    (folder / "job.json").write_text(json.dumps({**job, "calls": calls}))
+    python = os.environ.get("UNTORCH_RUN_PYTHON", sys.executable)
+    done = subprocess.run(
+        [python, "-c", RUN, str(folder / "job.json")], capture_output=True, text=True, timeout=300, check=False
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    return np.load(folder / "images.npy")
+
+
 @pytest.mark.slow
 def test_pixels_equal_those_of_diffusers(tmp_path: Path) -> None:
     import torch
@@ -50,15 +71,7 @@ def test_pixels_equal_those_of_diffusers(tmp_path: Path) -> None:
     diffusion_models.make_folder(diffusers, folder)
     export_folder(folder, package, progress=False)
     latents = np.random.default_rng(0).standard_normal((4, 8, 8), np.float32)
-    np.save(tmp_path / "latents.npy", latents)
-    job = {"package": str(package), "latents": str(tmp_path / "latents.npy"), "images": str(tmp_path / "images.npy")}
-    (tmp_path / "job.json").write_text(json.dumps({**job, "calls": CALLS}))
-    python = os.environ.get("UNTORCH_RUN_PYTHON", sys.executable)
-    done = subprocess.run(
-        [python, "-c", RUN, str(tmp_path / "job.json")], capture_output=True, text=True, timeout=300, check=False
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
-    found = np.load(tmp_path / "images.npy")
+    found = run_calls(package, latents, CALLS, tmp_path)
 
     scheduler = diffusers.DDIMScheduler.from_pretrained(folder / "scheduler")
     eager = diffusers.StableDiffusionPipeline(
@@ -72,6 +85,37 @@ def test_pixels_equal_those_of_diffusers(tmp_path: Path) -> None:
         wanted = eager(text, latents=torch.from_numpy(latents)[None], output_type="np", **options).images[0]
         np.testing.assert_allclose(image, wanted, atol=2e-4)
     assert np.abs(found[0] - found[1]).max() > 1e-3, "the text matters"
+
+
+@pytest.mark.exhaustive
+def test_pixels_of_xl_equal_those_of_diffusers(tmp_path: Path) -> None:
+    import torch
+    from transformers import CLIPTextModel, CLIPTextModelWithProjection
+
+    from untorch.export import export_folder
+
+    diffusers = diffusion_models.import_diffusers()
+    if diffusers is None:
+        pytest.skip("make puts diffusers into build/")
+    folder, package = tmp_path / "xl", tmp_path / "xl.pt2"
+    folder.mkdir()
+    diffusion_models.make_xl_folder(diffusers, folder)
+    export_folder(folder, package, progress=False)
+    latents = np.random.default_rng(0).standard_normal((4, 8, 8), np.float32)
+    found = run_calls(package, latents, XL_CALLS, tmp_path)
+
+    eager = diffusers.StableDiffusionXLPipeline(
+        vae=diffusers.AutoencoderKL.from_pretrained(folder / "vae"),
+        unet=diffusers.UNet2DConditionModel.from_pretrained(folder / "unet"),
+        text_encoder=CLIPTextModel.from_pretrained(folder / "text_encoder"),
+        text_encoder_2=CLIPTextModelWithProjection.from_pretrained(folder / "text_encoder_2"),
+        tokenizer=diffusion_models.make_tokenizer(), tokenizer_2=diffusion_models.make_tokenizer(pad="[UNK]"),
+        scheduler=diffusers.DDIMScheduler.from_pretrained(folder / "scheduler"), add_watermarker=False,
+    )  # fmt: skip
+    for (text, options), image in zip(XL_CALLS, found, strict=True):
+        wanted = eager(text, latents=torch.from_numpy(latents)[None], output_type="np", **options).images[0]
+        np.testing.assert_allclose(image, wanted, atol=2e-4)
+    assert np.abs(found[0] - found[1]).max() > 1e-3, "no negative prompt is not an empty one"
 
 
 def test_schedules_equal_those_of_diffusers(tmp_path: Path) -> None:

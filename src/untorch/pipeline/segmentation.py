@@ -78,7 +78,7 @@ class ImageSegmentation(ImagePipeline):
             else panoptic_segments(classes, masks, size, *thresholds)
         )
         return [
-            {"score": score, "label": labels[label], "mask": self.finish_mask(_picture(mask))}
+            {"score": score, "label": labels[label], "mask": self.finish_mask(_mask_image(mask))}
             for score, label, mask in found
         ]
 
@@ -104,7 +104,7 @@ def segment(logits: NDArray[np.float32], size: tuple[int, int]) -> NDArray[Any]:
     return found
 
 
-def _picture(mask: NDArray[np.bool_]) -> Any:
+def _mask_image(mask: NDArray[np.bool_]) -> Any:
     return import_extra("PIL.Image", "pillow", "an image").fromarray((mask * 255).astype(np.uint8))
 
 
@@ -113,6 +113,6 @@ def _masks(
 ) -> list[dict[str, Any]]:
     """finish: of each mask before the next one is made, as those of a large image need much memory together."""
     return [
-        {"score": None, "label": labels[label], "mask": finish(_picture(found == label))}
+        {"score": None, "label": labels[label], "mask": finish(_mask_image(found == label))}
         for label in np.unique(found).tolist()
     ]

@@ -7,10 +7,11 @@ from typing import Any
 
 from untorch.runtime.errors import InvalidFileError, UnsupportedError
 
-__all__ = ["FORMAT_VERSION", "TOKENIZER", "Settings", "read_settings"]
+__all__ = ["FORMAT_VERSION", "SECOND_TOKENIZER", "TOKENIZER", "Settings", "read_settings"]
 
 FORMAT_VERSION = 1
 TOKENIZER = "extra/pipeline/tokenizer.json"
+SECOND_TOKENIZER = "extra/pipeline/tokenizer_2.json"  # of models with two text encoders
 
 
 class Settings:
@@ -29,6 +30,10 @@ class Settings:
     def optional(self, name: str, kind: type) -> Any:
         """The value; None if there is none. Raises InvalidFileError if it is of another type."""
         return None if self._values.get(name) is None else self.get(name, kind)
+
+    def part(self, name: str) -> Settings:
+        """A dictionary of values. Raises InvalidFileError."""
+        return Settings(self.get(name, dict), self._path)
 
     def texts(self, name: str) -> list[str]:
         """A list of strings. Raises InvalidFileError."""

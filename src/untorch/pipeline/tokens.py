@@ -21,7 +21,7 @@ _FEATURES = {"input_ids": "ids", "attention_mask": "attention_mask", "token_type
 class Tokens:
     """Encodes batches of texts as the inputs that the package's method has."""
 
-    def __init__(self, program: Program, settings: Settings) -> None:
+    def __init__(self, program: Program, settings: Settings, file: str = TOKENIZER) -> None:
         self._settings = settings
         self.max_length: int = settings.get("max_length", int)
         self._fixed: int | None = settings.optional("fixed_length", int)
@@ -33,9 +33,9 @@ class Tokens:
         self.pads_left = settings.get("padding_side", str) == "left"
         tokenizers = import_extra("tokenizers", "tokenizers", "text")
         try:
-            self.backend: Any = tokenizers.Tokenizer.from_buffer(program._program.entry(TOKENIZER))
+            self.backend: Any = tokenizers.Tokenizer.from_buffer(program._program.entry(file))
         except Exception as error:  # tokenizers raises plain Exception
-            raise InvalidFileError(f"{program.path}: {TOKENIZER} is damaged: {error}") from None
+            raise InvalidFileError(f"{program.path}: {file} is damaged: {error}") from None
         self.backend.no_padding()
         self.backend.no_truncation()
         # One of its own: calls of several threads may want both.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,7 +14,7 @@ import untorch
 from tests import diffusion_models, recipe_models
 from untorch.export import CompileError, export_folder
 from untorch.export.recipes import build
-from untorch.export.recipes.diffusion import read_schedule
+from untorch.export.recipes.diffusion import _check_parts, read_schedule
 from untorch.export.recipes.hub import is_model_name, library_model
 from untorch.export.recipes.image import image_steps
 from untorch.export.recipes.sentence_transformers import Modules, read_modules
@@ -250,7 +251,9 @@ def test_schedules_that_are_refused(name: str, fields: dict[str, Any], text: str
 def test_diffusion_folders_that_are_refused(tmp_path: Path) -> None:
     index = tmp_path / "model_index.json"
     index.write_text(json.dumps({"_class_name": "FluxPipeline"}))
-    with pytest.raises(CompileError, match="expected StableDiffusionPipeline, got FluxPipeline: write a script"):
+    with pytest.raises(
+        CompileError, match="expected StableDiffusionPipeline, StableDiffusionXL.*, got FluxPipeline: write a"
+    ):
         export_folder(tmp_path, tmp_path / "m.pt2")
     with pytest.raises(
         InvalidArgumentError, match="task: expected text-to-image without inputs for Flux.*got 'fill-mask'"
@@ -262,6 +265,24 @@ def test_diffusion_folders_that_are_refused(tmp_path: Path) -> None:
     index.write_text("{}")
     with pytest.raises(InvalidArgumentError, match='expected "_class_name" with the name of a pipeline'):
         export_folder(tmp_path, tmp_path / "m.pt2")
+
+
+def test_parts_of_diffusion_that_are_refused(tmp_path: Path) -> None:
+    unet = {"addition_embed_type": "text_time", "class_embed_type": None, "time_cond_proj_dim": None}
+    vae = SimpleNamespace(latents_mean=None)
+    _check_parts(tmp_path, "StableDiffusionXLPipeline", SimpleNamespace(**unet), vae)
+    with pytest.raises(CompileError, match="its U-Net reads more than latents, a time step and a text$"):
+        _check_parts(tmp_path, "StableDiffusionPipeline", SimpleNamespace(**unet), vae)
+    other = SimpleNamespace(**{**unet, "addition_embed_type": None})
+    with pytest.raises(
+        CompileError, match="its U-Net does not read, or reads more than, latents, .*, a pooled text and s"
+    ):
+        _check_parts(tmp_path, "StableDiffusionXLPipeline", other, vae)
+    for changed, decoder in (({**unet, "time_cond_proj_dim": 8}, vae), (unet, SimpleNamespace(latents_mean=[0.0]))):
+        with pytest.raises(
+            CompileError, match="expected a U-Net without time_cond_proj_dim and an autoencoder without"
+        ):
+            _check_parts(tmp_path, "StableDiffusionXLPipeline", SimpleNamespace(**changed), decoder)
 
 
 def test_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -436,10 +457,11 @@ _MARKS = {"minilm": "slow", "ctc": "slow", "rt-detr": "slow"} | dict.fromkeys(
 @pytest.mark.parametrize(
     "name", [*_CHANGES, *(pytest.param(name, marks=getattr(pytest.mark, mark)) for name, mark in _MARKS.items())]
 )
-def test_results_equal_those_of_transformers(name: str, tmp_path: Path) -> None:
+def test_results_equal_those_of_transformers(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder, package = tmp_path / name, tmp_path / "model.pt2"
     folder.mkdir()
     if name.startswith("mask"):
+        monkeypatch.syspath_prepend(Path(__file__).resolve().parents[3] / "build" / "scipy")
         pytest.importorskip("scipy")
     task = recipe_models.make_folder(name, folder)
     export_folder(folder, package, progress=False)

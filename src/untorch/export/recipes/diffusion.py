@@ -1,8 +1,9 @@
-"""Recipe for text to image: Stable Diffusion's text encoder, U-Net and decoder as methods, its schedule as numbers."""
+"""Recipe for text to image: Stable Diffusion's text encoders, U-Net and decoder as methods, its schedule as numbers."""
 
 from __future__ import annotations
 
 import json
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,12 +16,15 @@ from untorch.export.recipes.source import Made, Source
 from untorch.export.recipes.text import text_front_end, text_inputs
 from untorch.export.streaming import load_weights
 from untorch.pipeline.noise_schedules import PREDICTIONS, SPACINGS
+from untorch.pipeline.settings import SECOND_TOKENIZER, TOKENIZER
 from untorch.runtime.errors import InvalidArgumentError
 
 __all__ = ["DIFFUSION_PIPELINES", "TASK", "pipeline_of", "read_schedule", "write_diffusion"]
 
 TASK = "text-to-image"
-DIFFUSION_PIPELINES = ("StableDiffusionPipeline",)
+_XL = "StableDiffusionXLPipeline"
+DIFFUSION_PIPELINES = ("StableDiffusionPipeline", _XL)
+_XL_SCALE = 5.0  # of guidance, where a call names none: diffusers' default
 _KINDS = {"DDIMScheduler": "ddim", "EulerDiscreteScheduler": "euler"}
 _MOST_IMAGES = 16
 # Of a scheduler's config: what is not served, and the value that it must have.
@@ -44,6 +48,26 @@ class TextEncoder(nn.Module):
         return hidden.float()
 
 
+class TextEncoderPair(nn.Module):
+    """forward(input_ids, input_ids_2; each [batch, sequence] int64) → hidden [batch, sequence, width] of both encoders,
+    side by side, and pooled [batch, projection] of the second one; float32.
+    """
+
+    def __init__(self, first: nn.Module, second: nn.Module) -> None:
+        super().__init__()
+        self.first, self.second = first, second
+        self.train(first.training)
+
+    def forward(self, input_ids: torch.Tensor, input_ids_2: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Of the layers before the last ones, not normalised."""
+        found = [
+            self.first(input_ids=input_ids, output_hidden_states=True),
+            self.second(input_ids=input_ids_2, output_hidden_states=True),
+        ]
+        hidden = torch.cat([one.hidden_states[-2] for one in found], -1)
+        return hidden.float(), found[1].text_embeds.float()
+
+
 class Predictor(nn.Module):
     """forward(latents [batch, channels, height, width], timestep [1], hidden) → as latents; float32."""
 
@@ -57,6 +81,31 @@ class Predictor(nn.Module):
         """Noise, or what the schedule's prediction says."""
         text = hidden.to(self.dtype)
         found: torch.Tensor = self.model(latents.to(self.dtype), timestep, encoder_hidden_states=text).sample
+        return found.float()
+
+
+class SizedPredictor(nn.Module):
+    """forward(latents [batch, channels, height, width], timestep [1], hidden, pooled [batch, projection]) → as latents;
+    float32.
+
+    size: height and width in pixels, of the image and of those that it was trained with, without a crop.
+    """
+
+    def __init__(self, model: nn.Module, size: tuple[int, int]) -> None:
+        super().__init__()
+        self.model, self.size = model, size
+        self.dtype = next(p.dtype for p in model.parameters() if p.is_floating_point())
+        self.train(model.training)
+
+    def forward(
+        self, latents: torch.Tensor, timestep: torch.Tensor, hidden: torch.Tensor, pooled: torch.Tensor
+    ) -> torch.Tensor:
+        """Noise, or what the schedule's prediction says."""
+        numbers = torch.tensor([[*self.size, 0, 0, *self.size]], dtype=self.dtype, device=latents.device)
+        given = {"text_embeds": pooled.to(self.dtype), "time_ids": numbers.expand(latents.shape[0], -1)}
+        found: torch.Tensor = self.model(
+            latents.to(self.dtype), timestep, encoder_hidden_states=hidden.to(self.dtype), added_cond_kwargs=given
+        ).sample
         return found.float()
 
 
@@ -104,36 +153,102 @@ def write_diffusion(folder: Path, name: str, dtype: torch.dtype | None) -> Made:
         )
     schedule = read_schedule(folder)
     diffusers = import_library("diffusers")
-    from transformers import CLIPTextModel
 
     kind: Any = torch.float32 if dtype is None else dtype
     given = {"torch_dtype": kind, "local_files_only": True}
     unet = load_weights(lambda: diffusers.UNet2DConditionModel.from_pretrained(folder / "unet", **given)).eval()
     vae = load_weights(lambda: diffusers.AutoencoderKL.from_pretrained(folder / "vae", **given)).eval()
+    _check_parts(folder, name, unet.config, vae.config)
+    if name == _XL and kind == torch.float16 and vae.config.force_upcast:  # its values exceed float16
+        vae = vae.float()
+    size, channels = unet.config.sample_size, int(unet.config.in_channels)
+    height, width = (size, size) if isinstance(size, int) else (int(one) for one in size)
+    encoder, section, files = (_xl_text_encoder if name == _XL else _text_encoder)(folder, dtype, kind)
+    generator = torch.Generator().manual_seed(0)
+    latents = torch.randn(2, channels, height, width, generator=generator)
+    conditions = [torch.randn(2, *shape, generator=generator) for shape in _condition_shapes(encoder, section)]
+    batch = {0: Dim("batch", min=1, max=_MOST_IMAGES)}
+    scale = 2 ** (len(vae.config.block_out_channels) - 1)
+    predictor = SizedPredictor(unet, (height * scale, width * scale)) if name == _XL else Predictor(unet)
+    methods = {
+        "encode_text": encoder,
+        "predict": {
+            "model": predictor, "args": (latents, torch.tensor([1.0]), *conditions),
+            "dynamic_shapes": (batch, None, *(batch for _ in conditions)),
+        },
+        "decode": {"model": Decoder(vae), "args": (latents[:1],)},
+    }  # fmt: skip
+    return Made(methods, {"latent_shape": [channels, height, width], "schedule": schedule, **section}, files)
+
+
+def _check_parts(folder: Path, name: str, unet: Any, vae: Any) -> None:
+    """Of configs. Raises CompileError for a U-Net or an autoencoder that reads what the pipeline does not give."""
+    added = "text_time" if name == _XL else None
+    if unet.addition_embed_type != added or unet.class_embed_type is not None:
+        more = ", a pooled text and sizes" if name == _XL else ""
+        problem = "reads more than" if name != _XL else "does not read, or reads more than,"
+        raise CompileError(f"export_folder: {folder}: its U-Net {problem} latents, a time step and a text{more}")
+    if name == _XL and (unet.time_cond_proj_dim is not None or getattr(vae, "latents_mean", None) is not None):
+        raise CompileError(
+            f"export_folder: {folder}: expected a U-Net without time_cond_proj_dim and an autoencoder without "
+            "latents_mean: write a script for untorch export SCRIPT:FUNCTION"
+        )
+
+
+# The method encode_text, the section and the files of tokenizers.
+_Encoder = tuple[dict[str, Any], dict[str, Any], dict[str, bytes]]
+
+
+def _text_encoder(folder: Path, dtype: torch.dtype | None, kind: Any) -> _Encoder:
+    from transformers import CLIPTextModel
+
     kind_of_text: Any = CLIPTextModel
     text = load_weights(
         lambda: kind_of_text.from_pretrained(folder / "text_encoder", dtype=kind, local_files_only=True)
     ).eval()
-    if unet.config.addition_embed_type is not None or unet.config.class_embed_type is not None:
-        raise CompileError(f"export_folder: {folder}: its U-Net reads more than latents, a time step and a text")
-    source = Source(folder / "tokenizer", {}, type(text).__name__, dtype)
-    front, files = text_front_end(source, text)
-    front |= {"text_inputs": ["input_ids"], "fixed_length": front["max_length"], "padding_side": "right"}
-    size, channels = unet.config.sample_size, int(unet.config.in_channels)
-    shape = [channels, *([size, size] if isinstance(size, int) else [int(one) for one in size])]
-    generator = torch.Generator().manual_seed(0)
-    latents = torch.randn(2, *shape, generator=generator)
-    hidden = torch.randn(2, front["max_length"], int(text.config.hidden_size), generator=generator)
-    batch = {0: Dim("batch", min=1, max=_MOST_IMAGES)}
-    methods = {
-        "encode_text": text_inputs(TextEncoder(text), front, front["max_length"]),
-        "predict": {
-            "model": Predictor(unet), "args": (latents, torch.tensor([1.0]), hidden),
-            "dynamic_shapes": (batch, None, batch),
-        },
-        "decode": {"model": Decoder(vae), "args": (latents[:1],)},
+    front, files = _front_end(folder / "tokenizer", text, dtype)
+    return text_inputs(TextEncoder(text), front, front["max_length"]), front, files
+
+
+def _xl_text_encoder(folder: Path, dtype: torch.dtype | None, kind: Any) -> _Encoder:
+    from transformers import CLIPTextModel, CLIPTextModelWithProjection
+
+    kinds: tuple[Any, Any] = (CLIPTextModel, CLIPTextModelWithProjection)
+    given = {"dtype": kind, "local_files_only": True}
+    first, second = (
+        load_weights(partial(one.from_pretrained, folder / name, **given)).eval()
+        for one, name in zip(kinds, ("text_encoder", "text_encoder_2"), strict=True)
+    )
+    front, files = _front_end(folder / "tokenizer", first, dtype)
+    front_2, files_2 = _front_end(folder / "tokenizer_2", second, dtype)
+    if front["max_length"] != front_2["max_length"]:
+        raise CompileError(
+            f"export_folder: {folder}: expected one length of both tokenizers, got {front['max_length']} and "
+            f"{front_2['max_length']}"
+        )
+    method = text_inputs(TextEncoderPair(first, second), front, front["max_length"])
+    method["args"], method["dynamic_shapes"] = method["args"] * 2, method["dynamic_shapes"] * 2
+    index = json.loads((folder / "model_index.json").read_text(encoding="utf-8"))
+    section = {
+        **front, "second_text": front_2, "guidance_scale": _XL_SCALE,
+        "zeros_without_negative_prompt": bool(index.get("force_zeros_for_empty_prompt", True)),
     }  # fmt: skip
-    return Made(methods, {"latent_shape": shape, "schedule": schedule, **front}, files)
+    return method, section, {**files, SECOND_TOKENIZER: files_2[TOKENIZER]}
+
+
+def _front_end(folder: Path, text: Any, dtype: torch.dtype | None) -> tuple[dict[str, Any], dict[str, bytes]]:
+    front, files = text_front_end(Source(folder, {}, type(text).__name__, dtype), text)
+    return front | {"text_inputs": ["input_ids"], "fixed_length": front["max_length"], "padding_side": "right"}, files
+
+
+def _condition_shapes(encoder: dict[str, Any], section: dict[str, Any]) -> list[tuple[int, ...]]:
+    """Of the text encoder's outputs, without the batch."""
+    model: Any = encoder["model"]
+    length: int = section["max_length"]
+    if section.get("second_text") is None:
+        return [(length, int(model.model.config.hidden_size))]
+    widths = [int(part.config.hidden_size) for part in (model.first, model.second)]
+    return [(length, sum(widths)), (int(model.second.config.projection_dim),)]
 
 
 def read_schedule(folder: Path) -> dict[str, Any]:
