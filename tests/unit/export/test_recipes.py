@@ -454,6 +454,17 @@ _MARKS = {"minilm": "slow", "ctc": "slow", "rt-detr": "slow"} | dict.fromkeys(
 )  # fmt: skip
 
 
+def with_scipy(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is in a folder of its own; transformers asks once whether it is there."""
+    from transformers.utils import import_utils
+
+    monkeypatch.syspath_prepend(Path(__file__).resolve().parents[3] / "build" / "scipy")
+    pytest.importorskip("scipy")
+    monkeypatch.setattr(import_utils, "BACKENDS_MAPPING", {
+        **import_utils.BACKENDS_MAPPING, "scipy": (lambda: True, import_utils.BACKENDS_MAPPING["scipy"][1]),
+    })  # fmt: skip
+
+
 @pytest.mark.parametrize(
     "name", [*_CHANGES, *(pytest.param(name, marks=getattr(pytest.mark, mark)) for name, mark in _MARKS.items())]
 )
@@ -461,8 +472,7 @@ def test_results_equal_those_of_transformers(name: str, tmp_path: Path, monkeypa
     folder, package = tmp_path / name, tmp_path / "model.pt2"
     folder.mkdir()
     if name.startswith("mask"):
-        monkeypatch.syspath_prepend(Path(__file__).resolve().parents[3] / "build" / "scipy")
-        pytest.importorskip("scipy")
+        with_scipy(monkeypatch)
     task = recipe_models.make_folder(name, folder)
     export_folder(folder, package, progress=False)
     for change in _CHANGES.get(name, _SUBTASKS if name.startswith("mask") else [{}]):
