@@ -1,4 +1,4 @@
-"""Patches of Inductor's C++ code generation: the vector ISA, -march, parallel loops, the layout of images that are
+"""Patches of Inductor's C++ code generation: the vector ISA, -march, parallel loops, sums in tiles, images that are
 gathered.
 """
 
@@ -12,7 +12,9 @@ import torch
 
 from untorch.export.patches.registry import patch, replaced
 
-__all__ = ["gathered_channels_last", "has_cpp_march", "march", "small_loops", "torch_version", "vector_isa"]
+__all__ = [
+    "gathered_channels_last", "has_cpp_march", "march", "scattered_tiles", "small_loops", "torch_version", "vector_isa",
+]  # fmt: skip
 
 
 def torch_version() -> tuple[int, int]:
@@ -105,6 +107,35 @@ def small_loops() -> Iterator[None]:
             return original(self, max_parallel_depth, threads)
 
     with replaced(CppKernel, "decide_parallel_depth", patched):
+        yield
+
+
+@patch(
+    "torch._inductor.codegen.cpp.CppTile2DKernel.store",
+    versions="2.11–2.15",
+    why="Sums into computed places (fold, index_put, scatter_add) of a transposed source: in loops tiled in two "
+    "dimensions, the place within a tile is added twice, and memory behind the result is written.",
+    test="test_cpu.py::test_torch_still_scatters_tiles_beside_their_place",
+)
+@contextlib.contextmanager
+def scattered_tiles() -> Iterator[None]:
+    """Sums from tiles go where they belong."""
+    from torch._inductor import config
+    from torch._inductor.codegen.cpp import CppTile2DKernel, CppVecKernel
+
+    original: Any = CppTile2DKernel.store
+    of_vectors: Any = CppVecKernel.store
+
+    def patched(self: Any, name: str, index: Any, value: Any, mode: Any = None) -> None:
+        is_atomic = mode == "atomic_add" and (config.cpp.dynamic_threads or self.num_threads != 1)
+        if is_atomic and not self.need_vec_transpose(self.rename_indexing(index)):
+            of_vectors(
+                self, name, index, value, mode
+            )  # whose index_expr, that of tiles, adds the place within the tile
+        else:
+            original(self, name, index, value, mode)
+
+    with replaced(CppTile2DKernel, "store", patched):
         yield
 
 

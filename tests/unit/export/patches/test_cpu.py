@@ -1,12 +1,15 @@
-"""Patches of C++ code generation: the vector ISA, -march, parallel loops, the layout of images that are gathered."""
+"""Patches of C++ code generation: the vector ISA, -march, parallel loops, sums in tiles, the layout of images."""
 
 from __future__ import annotations
 
 import contextlib
+import subprocess
+import sys
 import zipfile
 from pathlib import Path
 from typing import Any
 
+import numpy
 import pytest
 import torch
 from torch.export import Dim
@@ -98,3 +101,59 @@ def test_channels_are_gathered_together(tmp_path: Path) -> None:
 def test_torch_still_gathers_row_by_row(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(patches, "gathered_channels_last", contextlib.nullcontext)
     assert "tmpbuf[" in enlarged(tmp_path / "model.pt2")
+
+
+class Overlapped(torch.nn.Module):
+    """fold of windows that a product of matrices leaves transposed, as in VOLO's attention."""
+
+    def forward(self, y: torch.Tensor) -> torch.Tensor:
+        batch, heads, windows, kernel, width = y.shape
+        columns = y.permute(0, 1, 4, 3, 2).reshape(batch, heads * width * kernel, windows)
+        return torch.nn.functional.fold(columns, (8, 8), kernel_size=3, padding=1, stride=2)
+
+
+class Scattered(torch.nn.Module):
+    def forward(self, x: torch.Tensor, places: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        zeros = x.new_zeros(33, 50)
+        return zeros.index_add(1, places, x.t()), zeros.index_put((torch.arange(33)[:, None], places), x.t(), True)
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.int64])
+def test_sums_into_computed_places(tmp_path: Path, dtype: torch.dtype) -> None:
+    torch.manual_seed(0)
+    windows = (torch.randn(2, 2, 16, 9, 16) * 100).to(dtype)
+    x, places = (torch.randn(40, 33) * 100).to(dtype), torch.randint(0, 50, (40,))
+    shapes = ({0: torch.export.Dim("batch", max=8)},)
+    methods: dict[str, Any] = {
+        "fold": {"model": Overlapped(), "args": (windows,), "dynamic_shapes": shapes},
+        "scatter": (Scattered(), (x, places)),
+    }
+    if dtype == torch.int64:
+        del methods["fold"]  # it has no integers
+    export(methods=methods, path=tmp_path / "sums.pt2", progress=False)
+    with untorch.load(tmp_path / "sums.pt2") as program:
+        for found, expected in zip(program.scatter(x.numpy(), places.numpy()), Scattered()(x, places), strict=True):
+            assert numpy.allclose(found, expected.numpy(), atol=1e-3)
+        for given in (windows, windows[:1], torch.cat([windows, windows.flip(2)[:1]])) if "fold" in methods else ():
+            assert numpy.allclose(program.fold(given.numpy()), Overlapped()(given).numpy(), atol=1e-3)
+
+
+COMPILED = """
+import torch
+from tests.unit.export.patches.test_cpu import Overlapped
+
+torch.manual_seed(0)
+y = torch.randn(2, 2, 16, 9, 16)
+print(float((torch.compile(Overlapped())(y) - Overlapped()(y)).abs().max()))
+"""
+
+
+@pytest.mark.slow
+def test_torch_still_scatters_tiles_beside_their_place() -> None:
+    """Which may end the process: it writes behind the result."""
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", COMPILED], capture_output=True, text=True, timeout=300,
+        cwd=Path(__file__).resolve().parents[4],
+    )  # fmt: skip
+    assert done.returncode < 0 or float(done.stdout) > 1e-3, done.stderr
