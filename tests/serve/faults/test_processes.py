@@ -10,6 +10,7 @@ import signal
 import socket
 import threading
 import time
+from collections.abc import Iterator
 
 import pytest
 
@@ -82,6 +83,15 @@ def test_workers_end_with_their_supervisor(package: pathlib.Path, tmp_path: path
         eventually(lambda: not any(pathlib.Path(f"/proc/{pid}/exe").exists() for pid in workers))
 
 
+@pytest.fixture
+def without_nohup() -> Iterator[None]:
+    """Under nohup SIGHUP is ignored, and a server that inherits that leaves it so."""
+    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    yield
+    signal.signal(signal.SIGHUP, before)
+
+
+@pytest.mark.usefixtures("without_nohup")
 @pytest.mark.parametrize(("workers", "number"), [(1, signal.SIGTERM), (2, signal.SIGTERM), (1, signal.SIGHUP)])
 def test_sigterm_drains(package: pathlib.Path, tmp_path: pathlib.Path, workers: int, number: int) -> None:
     """A request that is under way is answered; new connections are refused; the exit code is 0."""

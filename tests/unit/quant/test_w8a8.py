@@ -21,7 +21,7 @@ from untorch.quant import (
     quantize_fp8,
     quantize_int8,
 )
-from untorch.quant.by_rules import quantizer_for
+from untorch.quant.by_rules import Quantizers, quantizer_for
 from untorch.quant.modules import device_type
 from untorch.quant.options import OptionError
 from untorch.quant.schemes import make_scheme
@@ -189,7 +189,7 @@ def test_rules_of_layers_for_gpus() -> None:
 
 
 def test_quantizers_are_shared_by_target() -> None:
-    quantizers: Any = {}
+    quantizers = Quantizers()
     options = QuantizeOptions("int8")
     made = [quantizer_for(quantizers, options, target=target) for target in ("cpu", "cuda", "cpu")]
     assert made[0] is made[2]
