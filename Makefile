@@ -95,7 +95,7 @@ $(STAMPS)/vision: $(STAMPS)/venv-build
 	@$(BUILD) $(INSTALL) --no-deps --upgrade --target build/diffusers diffusers==0.42.1
 	@$(BUILD) $(INSTALL) --no-deps --upgrade --target build/torchaudio torchaudio==2.11.0
 	@$(BUILD) $(INSTALL) --no-deps --upgrade --target build/torchao torchao==0.18.0
-	@$(BUILD) $(INSTALL) --no-deps --upgrade --target build/scipy scipy==1.17.1
+	@$(BUILD) $(INSTALL) --no-deps --upgrade --target build/scipy scipy==1.15.3
 	@touch $@
 
 # Clients of other servers, as they come. tritonclient asks for older versions of protobuf and ml_dtypes than it needs.

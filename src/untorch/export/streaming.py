@@ -25,7 +25,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from untorch.runtime.errors import file_error
 
-__all__ = ["load_weights", "on_disk", "stream_weights", "streams_weights"]
+__all__ = ["load_weights", "on_disk", "stream_weights", "with_streamed_weights"]
 
 # Below it a file costs more than its pages are worth.
 _MIN_BYTES = 1 << 20
@@ -98,7 +98,7 @@ def _set_mmap_threshold(nbytes: int) -> None:
         mallopt(_MMAP_THRESHOLD, nbytes)
 
 
-def streams_weights(function: Callable[_Parameters, _Result]) -> Callable[_Parameters, _Result]:
+def with_streamed_weights(function: Callable[_Parameters, _Result]) -> Callable[_Parameters, _Result]:
     """For functions of a path, options and option_fields, which load a model: the option holds from their start."""
     signature = inspect.signature(function)
 

@@ -39,7 +39,7 @@ class ObjectDetection(ImagePipeline):
     def _objects(
         self, logits: NDArray[Any], boxes: NDArray[Any], size: tuple[int, int], threshold: float
     ) -> list[dict[str, Any]]:
-        """logits [queries, classes]; boxes [queries, 4] as centre, width and height."""
+        """logits [queries, classes]; bounding boxes [queries, 4] as centre, width and height."""
         activation = self.settings.optional("activation", str) or "softmax"
         if activation not in _SELECTIONS:
             raise self.settings.damaged(f"activation: expected {' or '.join(_SELECTIONS)}, got {activation!r:.80}")

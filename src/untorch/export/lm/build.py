@@ -30,7 +30,7 @@ from untorch.export.lm.text import check_embeddings, check_outputs, position_row
 from untorch.export.methods import read_methods, read_path
 from untorch.export.options import ExportOptions, resolve_options
 from untorch.export.quantized_folder import dequantize_layers_for_gpus, refuse_layers_for_gpus
-from untorch.export.streaming import streams_weights
+from untorch.export.streaming import with_streamed_weights
 from untorch.llm.settings import FORMAT_VERSION, GROUPS_VERSION, ROW_POOLINGS, TASKS
 from untorch.ops.kv_pages import KV_DTYPES
 from untorch.ops.paged_attention import BLOCK_UNIT
@@ -39,7 +39,7 @@ from untorch.runtime.errors import ArgumentTypeError, InvalidArgumentError, Unsu
 __all__ = ["Addition", "causal_lm", "write_language_model"]
 
 
-@streams_weights
+@with_streamed_weights
 def causal_lm(
     model: nn.Module | str | os.PathLike[str],
     path: str | os.PathLike[str],

@@ -129,9 +129,8 @@ def scattered_tiles() -> Iterator[None]:
     def patched(self: Any, name: str, index: Any, value: Any, mode: Any = None) -> None:
         is_atomic = mode == "atomic_add" and (config.cpp.dynamic_threads or self.num_threads != 1)
         if is_atomic and not self.need_vec_transpose(self.rename_indexing(index)):
-            of_vectors(
-                self, name, index, value, mode
-            )  # whose index_expr, that of tiles, adds the place within the tile
+            # Its index_expr, that of tiles, adds the place within the tile.
+            of_vectors(self, name, index, value, mode)
         else:
             original(self, name, index, value, mode)
 

@@ -33,7 +33,7 @@ from untorch.export.recipes.table import (
 )
 from untorch.export.recipes.vision_library import write_library_model
 from untorch.export.speech.build import speech_to_text
-from untorch.export.streaming import streams_weights
+from untorch.export.streaming import with_streamed_weights
 from untorch.pipeline.settings import FORMAT_VERSION
 from untorch.runtime.errors import InvalidArgumentError
 
@@ -42,7 +42,7 @@ __all__ = ["export_folder"]
 _LIBRARY_TASK = "image-classification"
 
 
-@streams_weights
+@with_streamed_weights
 def export_folder(
     folder: str | os.PathLike[str],
     path: str | os.PathLike[str],

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from untorch.export.errors import CompileError
-from untorch.export.recipes.image import image_steps
+from untorch.export.recipes.image import ImageModule, image_steps
 from untorch.export.recipes.source import Made, Source
 from untorch.export.recipes.text import MAX_BATCH
 
@@ -28,16 +28,10 @@ DETECTORS = tuple(_ACTIVATIONS)
 _SMALLEST = 64  # pixels of a side: backbones halve it five times
 
 
-class Detections(nn.Module):
+class Detections(ImageModule):
     """forward(pixel_values [batch, 3, height, width] float32) → logits [batch, queries, labels or
-    labels + 1], boxes [batch, queries, 4] as centre, width and height from 0 to 1; float32.
+    labels + 1], bounding boxes [batch, queries, 4] as centre, width and height from 0 to 1; float32.
     """
-
-    def __init__(self, model: nn.Module) -> None:
-        super().__init__()
-        self.model = model
-        self.dtype = next(p.dtype for p in model.parameters() if p.is_floating_point())
-        self.train(model.training)
 
     def forward(self, pixel_values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """The model's own, without the loss's outputs."""

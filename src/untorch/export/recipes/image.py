@@ -26,14 +26,18 @@ _TOLERANCE = 1e-4  # of pixels that were normalised
 _SIGLIP_LENGTH = 64  # that the models were trained with
 
 
-class ImageLogits(nn.Module):
-    """forward(pixel_values [batch, 3, height, width] float32) → logits [batch, labels] float32."""
+class ImageModule(nn.Module):
+    """A method of a model of images: pixels are float32, in whatever dtype the model computes."""
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
         self.model = model
         self.dtype = next(p.dtype for p in model.parameters() if p.is_floating_point())
         self.train(model.training)
+
+
+class ImageLogits(ImageModule):
+    """forward(pixel_values [batch, 3, height, width] float32) → logits [batch, labels] float32."""
 
     def forward(self, pixel_values: torch.Tensor) -> torch.Tensor:
         """The model's own logits."""
@@ -41,14 +45,8 @@ class ImageLogits(nn.Module):
         return logits.float()
 
 
-class ImageEmbedding(nn.Module):
+class ImageEmbedding(ImageModule):
     """forward(pixel_values [batch, 3, height, width] float32) → normalised embeddings [batch, width] float32."""
-
-    def __init__(self, model: nn.Module) -> None:
-        super().__init__()
-        self.model = model
-        self.dtype = next(p.dtype for p in model.parameters() if p.is_floating_point())
-        self.train(model.training)
 
     def forward(self, pixel_values: torch.Tensor) -> torch.Tensor:
         """In the space that texts share."""

@@ -6,10 +6,9 @@ import importlib.util
 from typing import Any
 
 import torch
-from torch import nn
 
 from untorch.export.errors import CompileError
-from untorch.export.recipes.image import ImageLogits, image_inputs, image_steps
+from untorch.export.recipes.image import ImageLogits, ImageModule, image_inputs, image_steps
 from untorch.export.recipes.source import Made, Source
 from untorch.runtime.errors import UnsupportedError
 
@@ -23,16 +22,10 @@ QUERY_SEGMENTERS: dict[str, int | None] = {
 }
 
 
-class QueryMasks(nn.Module):
+class QueryMasks(ImageModule):
     """forward(pixel_values [batch, 3, height, width] float32) → class logits [batch, queries, labels + 1], mask logits
     [batch, queries, h, w]; float32.
     """
-
-    def __init__(self, model: nn.Module) -> None:
-        super().__init__()
-        self.model = model
-        self.dtype = next(p.dtype for p in model.parameters() if p.is_floating_point())
-        self.train(model.training)
 
     def forward(self, pixel_values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Of the last layer."""

@@ -16,7 +16,7 @@ from untorch.export.speech.ctc import CTC_MODELS, write_ctc
 from untorch.export.speech.source import load_speech_model, read_feature_extractor, read_languages
 from untorch.export.speech.speech_lm import SPEECH_LANGUAGE_MODELS, write_speech_language_model
 from untorch.export.speech.whisper import WHISPER_MODELS, write_whisper
-from untorch.export.streaming import streams_weights
+from untorch.export.streaming import with_streamed_weights
 from untorch.runtime.errors import InvalidArgumentError
 
 __all__ = ["SPEECH_MODELS", "speech_to_text"]
@@ -24,7 +24,7 @@ __all__ = ["SPEECH_MODELS", "speech_to_text"]
 SPEECH_MODELS = (*CTC_MODELS, *WHISPER_MODELS, *SPEECH_LANGUAGE_MODELS)
 
 
-@streams_weights
+@with_streamed_weights
 def speech_to_text(
     model: nn.Module | str | os.PathLike[str],
     path: str | os.PathLike[str],
