@@ -100,3 +100,14 @@ def test_the_binding_declares_no_functions_of_the_library() -> None:
     for file in sorted((NATIVE / "python").glob("*")):
         if file.suffix in SUFFIXES:
             assert 'extern "C"' not in file.read_text(), file.name
+
+
+def test_kernels_with_pdl_load_plainly() -> None:
+    """They are there before their inputs are written, and loads for read-only memory may take an old line of L1."""
+    kernels = [file for file in (NATIVE / "kernels" / "cuda").rglob("*.cu*") if file.suffix in SUFFIXES]
+    texts = {file.name: re.sub(r"//.*", "", file.read_text()) for file in kernels}
+    waits = {name for name, text in texts.items() if "griddepcontrol_wait()" in text}
+    assert "small_m_half.cu" in waits
+    # Headers that only such kernels include.
+    found = {name for name in (waits | {"small_m.cuh"}) if re.search(r"\b__ldg\b|\.nc\b", texts[name])}
+    assert not found

@@ -17,7 +17,10 @@ struct Launch {
 };
 
 // Returns when the kernels before this one have ended and their writes are visible. Before it a PDL kernel reads
-// nothing that they may write, and writes nothing that they may read.
+// nothing that they may write, and writes nothing that they may read. Behind it, what they wrote is loaded by plain
+// loads:
+// __ldg and ld.global.nc take an old line of L1, as they are for memory that nothing writes while the kernel is there,
+// and a PDL kernel is there before its inputs are written.
 __device__ __forceinline__ void griddepcontrol_wait() {
 #if __CUDA_ARCH__ >= 900
   asm volatile("griddepcontrol.wait;" ::: "memory");

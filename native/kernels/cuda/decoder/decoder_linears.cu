@@ -343,7 +343,7 @@ __global__ void __launch_bounds__(kThreads + 32 * kLoadingWarps, 1) decoder_line
       const int chunk = i * kThreads + thread;
       if (chunk < count) {
         packed[i] = __ldcg(chunks + chunk);
-        weights[i] = __ldg(static_cast<const uint4*>(weight) + chunk);
+        weights[i] = static_cast<const uint4*>(weight)[chunk];
       }
     }
 #pragma unroll

@@ -24,7 +24,7 @@ struct HalfMath {
   __device__ __forceinline__ void load(int k0, int length) {
 #pragma unroll
     for (int s = 0; s < kSteps; ++s) {
-      x[s] = inside && s * kStepK < length ? __ldg(reinterpret_cast<const uint4*>(row + k0 + s * kStepK + t * 8))
+      x[s] = inside && s * kStepK < length ? *reinterpret_cast<const uint4*>(row + k0 + s * kStepK + t * 8)
                                            : uint4{0, 0, 0, 0};
     }
   }

@@ -49,7 +49,7 @@ struct RowsOfA {
         stride(p.a_row),
         last(static_cast<int>(p.m - top < Rows ? p.m - top : Rows) - 1) {}
   __device__ __forceinline__ float4 at(int m, std::int64_t k) const {
-    return __ldg(reinterpret_cast<const float4*>(data + (m < last ? m : last) * stride + k));
+    return *reinterpret_cast<const float4*>(data + (m < last ? m : last) * stride + k);
   }
   const float* data;
   std::int64_t stride;
@@ -58,9 +58,7 @@ struct RowsOfA {
 
 // Rows of a that are loaded before the first of them is used.
 template <int Rows>
-inline constexpr int kRowsAtOnce = Rows < 4   ? Rows
-                                   : Rows > 8 ? 2
-                                              : 4;
+inline constexpr int kRowsAtOnce = Rows<4 ? Rows : Rows> 8 ? 2 : 4;
 
 // b's columns are dense: a warp's tile is 4 columns, its lanes lie along k (4 elements each, Steps times).
 template <int Rows, int Steps>
@@ -223,8 +221,8 @@ __global__ void __launch_bounds__(128) dots_float(SmallGemm p) {
     const int k = (i * kDotLanes + lane) * 4;
     x[i] = w[i] = float4{0, 0, 0, 0};
     if (k < p.k) {
-      w[i] = __ldg(reinterpret_cast<const float4*>(b + k));
-      x[i] = __ldg(reinterpret_cast<const float4*>(a + k));
+      w[i] = *reinterpret_cast<const float4*>(b + k);
+      x[i] = *reinterpret_cast<const float4*>(a + k);
     }
   }
   float sum = 0;

@@ -17,7 +17,7 @@ namespace {
 // A row's 16 bytes at k, or zeros outside the matrix.
 template <class T>
 __device__ __forceinline__ uint4 load_a(const T* row, bool inside, std::int64_t k, std::int64_t end) {
-  return inside && k < end ? __ldg(reinterpret_cast<const uint4*>(row + k)) : uint4{0, 0, 0, 0};
+  return inside && k < end ? *reinterpret_cast<const uint4*>(row + k) : uint4{0, 0, 0, 0};
 }
 
 // b's columns are dense. A warp's tile is 8 * Tiles columns; High: there are rows 8 to 15; Steps: of 32 along k, loaded

@@ -305,9 +305,7 @@ __device__ __forceinline__ void mainloop(const float* block_scales, int begin, i
   const int t = static_cast<int>(threadIdx.x) % 4;
 #pragma unroll
   for (int i = 0; i < kSums; ++i) acc[i] = 0.0f;
-  const auto scale_of = [&](int block) {
-    return block_scales == nullptr || block >= end ? 1.0f : __ldg(block_scales + block);
-  };
+  const auto scale_of = [&](int block) { return block_scales == nullptr || block >= end ? 1.0f : block_scales[block]; };
   float scale = scale_of(begin);
   for (int block = begin; block < end; ++block) {
     const float next = scale_of(block + 1);

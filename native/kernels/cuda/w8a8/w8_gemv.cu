@@ -49,7 +49,7 @@ struct XChunk {
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
         const int k = k0 + s * kStepK + t * kLaneK + half * 8;
-        const uint4 eight = k < end ? __ldg(reinterpret_cast<const uint4*>(row + k)) : uint4{0, 0, 0, 0};
+        const uint4 eight = k < end ? *reinterpret_cast<const uint4*>(row + k) : uint4{0, 0, 0, 0};
         memcpy(words[s] + half * 4, &eight, 16);
       }
     }
@@ -189,7 +189,7 @@ struct Fp8Math {
         }
         if constexpr (HasBlocks) {
           if (s % 2 == 1 || at + kStepK >= length) {
-            const float block = __ldg(of_blocks + at / kBlock);
+            const float block = of_blocks[at / kBlock];
 #pragma unroll
             for (int v = 0; v < 2; ++v) {
               part[v] += ((sums[0][v] + sums[1][v]) + (sums[2][v] + sums[3][v])) * block;
