@@ -244,7 +244,9 @@ class PagedModel:
                 *(() if self._states is None else (batch.state_slots, self._states)),
             )  # fmt: skip
         if self._choose is not None and isinstance(logits, Tensor):
-            return DeviceLogits(logits, len(rows), self._choose, self._graphs.padded)
+            # The step behind has the same sequences: it is a graph, or takes adapters and no padding.
+            padding = {} if loras is not None else {"padded": self._graphs.padded}
+            return DeviceLogits(logits, len(rows), self._choose, **padding)
         found: NDArray[np.float32] = logits.numpy() if isinstance(logits, Tensor) else np.asarray(logits)
         return Logits(found[: len(rows)])
 

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import weakref
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 
 from untorch.llm.blocks import BlockTable, GroupTable
+from untorch.llm.logits import Draws
+from untorch.llm.lora import Adapter, LorasNow
 from untorch.llm.paged_model import PagedModel
 from untorch.llm.prompt import Embeddings
 from untorch.llm.scheduler import Plan, Scheduled
 from untorch.llm.sequence import Sequence
+from untorch.runtime.arrays import zeros
 
 
 def sequence(tokens: list[int], draft: list[int], blocks: list[int]) -> Sequence:
@@ -72,3 +77,28 @@ def test_positions_of_several_rows() -> None:
     made.run(behind, [0, 1], np.array([42, 43]))
     assert [call[1] for call in calls[1:]] == [[[4, 2]] * 3, [[5, 3]] * 3]
     assert [call[6] for call in calls[1:]] == [[14, 18], [15, 19]]
+
+
+def test_tokens_that_the_gpu_chooses() -> None:
+    """As many as the step behind takes: a graph has padding, a step with adapters has none."""
+    chosen: list[int] = []
+
+    def choose(logits: Any, *draws: np.ndarray) -> Any:
+        assert logits.shape == (3, 4)
+        chosen.append(len(draws[0]))
+        return SimpleNamespace(copy_to_host_async=lambda: None)
+
+    def method(*given: Any) -> Any:
+        return zeros((3, 4), "float32")
+
+    adapter: Any = Adapter("a", 4, np.zeros((8, 16), np.float32), b"")
+    loras: Any = SimpleNamespace(now=LorasNow(object(), weakref.WeakKeyDictionary({adapter: (0, 16)})))
+    methods: Any = [(16, method)]
+    draws = Draws(np.arange(3), *np.zeros((5, 3), np.float32))
+    made = PagedModel(methods, [], choose, [4], 0, object(), graph_sizes=[8], adapted=methods, loras=loras)  # type: ignore[arg-type]
+    for lora in (None, adapter):
+        sequences = [sequence([1, 2], [], [i]) for i in range(3)]
+        sequences[1].lora = lora
+        plan = Plan([Scheduled(one, 0, 2) for one in sequences], tokens=6)
+        made.run(plan, [1, 3, 5]).choose(draws)
+    assert chosen == [8, 3]
