@@ -222,6 +222,9 @@ GPU_ARCHITECTURES ?= $(shell nvidia-smi --query-gpu=compute_cap --format=csv,noh
 # Absolute paths: tests and benchmarks start processes in other folders.
 GPU_ENVIRONMENT := CC=/usr/bin/gcc CXX=/usr/bin/g++ PYTHONPATH=$(CURDIR)/src UNTORCH_LIBRARY=$(CURDIR)/build/gpu/native/libuntorch.so
 TESTS ?= tests/gpu
+# Tests of packages for CPUs whose packages may be for CUDA as well.
+CUDA_TESTS ?= $(addprefix tests/conformance/test_,llm_engine.py llm_lora.py llm_speculation.py llm_states.py multimodal.py \
+  pooled_models.py vision_language.py)
 PYTEST_OPTIONS ?=
 
 build-gpu:
@@ -240,6 +243,7 @@ build-race:
 # Warnings of other torch versions are no errors here.
 test-gpu: build-gpu
 	$(GPU_ENVIRONMENT) $(GPU_PYTHON) -m pytest $(TESTS) -o filterwarnings=default $(PYTEST_OPTIONS)
+	$(GPU_ENVIRONMENT) UNTORCH_TEST_DEVICE=cuda $(GPU_PYTHON) -m pytest $(CUDA_TESTS) -m "" -o filterwarnings=default $(PYTEST_OPTIONS)
 
 sanitize-gpu: build-gpu build-race
 	$(GPU_ENVIRONMENT) RACECHECK_LIBRARY=$(CURDIR)/build/race/native/libuntorch.so PYTHON=$(GPU_PYTHON) tests/gpu/sanitize.sh

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import os
 from typing import Any
 
 import torch
@@ -14,6 +15,10 @@ from untorch.ops.kv_pages import dequantize_rows, quantize_rows
 from untorch.ops.w4a8 import W4A8_PART, quantize_parts
 from untorch.ops.w4a8_layout import pack_w4a8
 from untorch.quant import Int4Experts, Int4Linear
+
+# What packages are for: "cuda" on machines with a GPU, `make test-gpu`.
+DEVICE = os.environ.get("UNTORCH_TEST_DEVICE", "cpu")
+CHOOSE = ["choose"] if DEVICE == "cuda" else []  # the method that chooses tokens
 
 VOCABULARY = 258  # bytes, <s> and </s>
 

@@ -14,7 +14,7 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
-from tests.conformance.language_models import VOCABULARY, RoundedCache, greedy, make_model, tokenizer
+from tests.conformance.language_models import CHOOSE, DEVICE, VOCABULARY, RoundedCache, greedy, make_model, tokenizer
 from tests.unit.llm.test_structured import SCHEMAS, check
 from untorch import InvalidArgumentError, load
 from untorch.cli.app import app
@@ -46,7 +46,7 @@ GREEDY = SamplingParams(temperature=0, max_tokens=new, ignore_eos=True)
 def tokens(results):
     return [r.token_ids for r in results]
 def options(**fields):
-    return {"max_batch_tokens": 16, "max_sequences": 8, **fields}
+    return {"max_batch_tokens": 16, "max_sequences": 8, "kv_memory": "64MiB", **fields}
 
 with Engine(job["path"], **options()) as engine:
     out["batched"] = tokens(engine.generate(prompts, GREEDY))
@@ -121,10 +121,10 @@ def found(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
 
         words = PreTrainedTokenizerFast(tokenizer_object=Tokenizer.from_buffer(tokenizer()), eos_token="</s>")
         words.chat_template = TEMPLATE
-        report = causal_lm(model, path, tokenizer=words, token_counts=MODELS[name], progress=False)
+        report = causal_lm(model, path, tokenizer=words, token_counts=MODELS[name], device=DEVICE, progress=False)
     else:
-        report = causal_lm(model, path, token_counts=MODELS[name], progress=False)
-    assert list(report.methods) == [f"step_{count}" for count in MODELS[name]]
+        report = causal_lm(model, path, token_counts=MODELS[name], device=DEVICE, progress=False)
+    assert list(report.methods) == [*(f"step_{count}" for count in MODELS[name]), *CHOOSE]
     assert model.config._attn_implementation != "untorch_paged"
     job = {
         "path": str(path), "prompts": prompts(), "new": NEW, "small": SMALL[name] * BLOCKS[name],
@@ -172,7 +172,8 @@ def test_known_prefixes(found: dict[str, Any]) -> None:
 def test_preemption(found: dict[str, Any]) -> None:
     assert found["small"] == SMALL[found["name"]]
     assert found["preempted"] == found["expected"]
-    assert found["preemptions"] > 0
+    # Which requests meet depends on times: on a GPU none may be preempted.
+    assert found["preemptions"] > 0 or DEVICE != "cpu"
 
 
 def test_too_little_memory(found: dict[str, Any]) -> None:
@@ -265,7 +266,7 @@ print(json.dumps(out))
 @pytest.mark.parametrize("kv_dtype", ["int8", pytest.param("fp8", marks=pytest.mark.exhaustive)])
 def test_quantised_pages(kv_dtype: str, tmp_path: Path) -> None:
     model, path = make_model("Llama"), tmp_path / "m.pt2"
-    causal_lm(model, path, kv_dtype=kv_dtype, token_counts=(16,), progress=False)
+    causal_lm(model, path, kv_dtype=kv_dtype, token_counts=(16,), device=DEVICE, progress=False)
     block = 3 * 2 * 16 * (8 + 8 + 2 + 2)  # bytes: of layers, KV heads and positions, codes and scales
     job = {"path": str(path), "prompts": prompts(), "new": NEW, "small": 4 * block}
     done = subprocess.run(

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 import torch
 
-from tests.conformance.language_models import greedy, make_model
+from tests.conformance.language_models import DEVICE, greedy, make_model
 from untorch.export import causal_lm
 
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -85,7 +85,7 @@ def test_greedy_tokens(name: str, method: str, package: dict[str, Any]) -> None:
             draft = copy.deepcopy(model)
             with torch.no_grad():
                 draft.lm_head.weight.add_(torch.randn_like(draft.lm_head.weight) * 0.002)
-        causal_lm(model, package[name][1], draft=draft, token_counts=(16,), progress=False)
+        causal_lm(model, package[name][1], draft=draft, token_counts=(16,), device=DEVICE, progress=False)
     model, path = package[name]
     row = 16 * LAYERS * (2 if method == "draft" else 1)
     if name == "Gemma2":  # two layers with a window, one with larger blocks

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.conformance.language_models import greedy, make_model
+from tests.conformance.language_models import DEVICE, greedy, make_model
 from untorch import InvalidArgumentError
 from untorch.export import causal_lm
 from untorch.llm import Engine
@@ -68,7 +68,7 @@ def test_the_engine_says_what_generate_says(name: str, tmp_path: Any) -> None:
     model = make_model(name, **MODELS[name])
     expected = [[greedy(model, prompt, NEW)] for prompt in prompts()]
     path = tmp_path / "model.pt2"
-    causal_lm(model, path, token_counts=(16,), progress=False)
+    causal_lm(model, path, token_counts=(16,), device=DEVICE, progress=False)
     from untorch import load
 
     with load(path) as program:
@@ -93,7 +93,17 @@ def test_the_engine_says_what_generate_says(name: str, tmp_path: Any) -> None:
     assert not {"torch", "transformers", "scipy"} & set(found["modules"])
     command = [os.environ.get("UNTORCH_RUN_PYTHON", sys.executable), "-m", "untorch", "generate", str(path), "ids:1,2"]
     for value, code in (("0", 0), (str(states), 0), (str(states // 4 - 1), 1)):
-        words = [*command, "--max-tokens", "2", "--max-sequences", "4", "--snapshot-memory", value]
+        words = [
+            *command,
+            "--max-tokens",
+            "2",
+            "--max-sequences",
+            "4",
+            "--kv-memory",
+            "64MiB",
+            "--snapshot-memory",
+            value,
+        ]
         done = subprocess.run(words, capture_output=True, text=True, timeout=60, check=False)
         assert done.returncode == code, done.stderr
     assert f"snapshot_memory: expected 0, or at least {states // 4} bytes" in done.stderr

@@ -16,6 +16,7 @@ import torch
 import transformers
 from torch import nn
 
+from tests.conformance.language_models import CHOOSE, DEVICE
 from untorch.export import causal_lm, export
 
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -148,8 +149,10 @@ def test_tokens_of_generate(
     assert 12 + count > 16, "it reaches into another page"
 
     export(encoder.eval(), (features[0],), tmp_path / "encoder.pt2", progress=False)
-    report = causal_lm(model, tmp_path / "model.pt2", inputs_embeds=True, token_counts=(16,), progress=False)
-    assert list(report.methods) == ["step_16", "step_16_embeds"]
+    report = causal_lm(
+        model, tmp_path / "model.pt2", inputs_embeds=True, token_counts=(16,), device=DEVICE, progress=False
+    )
+    assert list(report.methods) == ["step_16", "step_16_embeds", *CHOOSE]
     # The steps have one copy of the weights, and none of the encoder's.
     text = sum(parameter.nbytes for part in (model.get_decoder(), model.lm_head) for parameter in part.parameters())
     assert report.weight_nbytes < 1.2 * text

@@ -16,7 +16,7 @@ import torch
 import transformers
 from torch import nn
 
-from tests.conformance.language_models import VOCABULARY, tokenizer
+from tests.conformance.language_models import DEVICE, VOCABULARY, tokenizer
 from tests.conformance.test_language_models import StepRunner
 from untorch.export import causal_lm
 from untorch.export.lm.check import check_chunks, check_model
@@ -183,14 +183,14 @@ def test_packages(tmp_path: Path) -> None:
     dense = nn.Linear(32, 12)
     (tmp_path / "st").mkdir()
     embedder = sentence_transformer(tmp_path / "st", dense)
-    report = causal_lm(tmp_path / "st", tmp_path / "embed.pt2", token_counts=(16,), progress=False)
+    report = causal_lm(tmp_path / "st", tmp_path / "embed.pt2", token_counts=(16,), device=DEVICE, progress=False)
     assert list(report.methods) == ["step_16", "dense"]
     reranker = make(
         "Qwen3ForSequenceClassification", transformers.Qwen3Config, **{**_BASE, "num_labels": 1, "pad_token_id": 257}
     )
     causal_lm(
         reranker, tmp_path / "classify.pt2", tokenizer=tmp_path / "st" / "tokenizer.json", token_counts=(16,),
-        progress=False,
+        device=DEVICE, progress=False,
     )  # fmt: skip
     job = {
         "embed": str(tmp_path / "embed.pt2"), "classify": str(tmp_path / "classify.pt2"), "prompts": prompts(),

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 import torch
 
+from tests.conformance.language_models import CHOOSE, DEVICE
 from tests.conformance.test_language_models import StepRunner
 from tests.vision_models import (
     IMAGE,
@@ -163,9 +164,9 @@ def test_package(name: str, tmp_path: Path) -> None:
     tokenizer = make_tokenizer()
     report = causal_lm(
         model, tmp_path / "model.pt2", images=True, image_processor=image_processor(), tokenizer=tokenizer,
-        token_counts=(16,), progress=False,
+        token_counts=(16,), device=DEVICE, progress=False,
     )  # fmt: skip
-    assert list(report.methods) == ["step_16", "step_16_embeds", "encode_image"]
+    assert list(report.methods) == ["step_16", "step_16_embeds", *CHOOSE, "encode_image"]
     asked = [{"role": "user", "content": [{"type": "image"}, {"type": "text", "text": "What?"}]}]
     chat = tokenizer.encode(tokenizer.apply_chat_template(asked, tokenize=False, add_generation_prompt=True))
     assert chat.count(IMAGE) == 1

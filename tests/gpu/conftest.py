@@ -15,6 +15,12 @@ os.environ.setdefault(
     "CUDA_DEVICE_MAX_CONNECTIONS", str(min(32, max(8, 128 // int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1")))))
 )
 
+# Processes of pytest-xdist share the cores: sixteen of them with threads and compilers for all cores each take ten times
+# as long.
+if "PYTEST_XDIST_WORKER" in os.environ:
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+    os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")
+
 import hypothesis
 import pytest
 import torch
