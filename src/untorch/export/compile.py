@@ -10,6 +10,7 @@ import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import fx
@@ -25,17 +26,18 @@ from untorch.export.coverage import (
 from untorch.export.dimension_names import dimension_names, rename_dimensions
 from untorch.export.errors import CompileError
 from untorch.export.host_cpu import compiler_features
-from untorch.export.inductor import run_inductor
+from untorch.export.inductor import begin_inductor
 from untorch.export.kernel_calls import CALLS_FILE, read_calls
 from untorch.export.kernel_sources import SUFFIX
 from untorch.export.library import runtime_functions
 from untorch.export.method import Compiled, Method, MethodReport
-from untorch.export.mutations import WRITTEN_ELSEWHERE, find_mutations
+from untorch.export.mutations import WRITTEN_ELSEWHERE, Mutations, find_mutations
 from untorch.export.passes import run_passes
 from untorch.export.passes.calibration import PLAN
 from untorch.export.passes.report import PassReport
 from untorch.export.patches import called_layers, checked_sizes, generated_only, interface_table, varying_numbers
 from untorch.export.signature import describe_inputs, describe_outputs
+from untorch.export.target import InductorRun, Produced
 from untorch.export.tracing import refuse_fused_attention, trace_method
 from untorch.export.weights import parse_constants
 from untorch.progress import Progress
@@ -44,7 +46,7 @@ from untorch.runtime.coverage import needed_functions
 from untorch.runtime.elf import parse_elf
 from untorch.runtime.log import INFO, log
 
-__all__ = ["GeneratedCode", "compile_method", "generate_code", "temporary_folder"]
+__all__ = ["Compilation", "GeneratedCode", "begin_compile", "generate_code", "temporary_folder"]
 
 
 @dataclass(frozen=True)
@@ -56,13 +58,38 @@ class GeneratedCode:
     nodes: dict[str, fx.Node]
 
 
+@dataclass(frozen=True)
+class Compilation:
+    """A method that AOTInductor compiles, perhaps beside this process: that run, and what is known of the method."""
+
+    method: Method
+    run: InductorRun
+    _folder: Path
+    _progress: Progress
+    _mutations: Mutations
+    _inputs: list[dict[str, Any]]
+    _outputs: list[dict[str, Any] | None]
+    _passes: list[PassReport]
+    _nodes: dict[str, fx.Node]
+    _features: list[str]
+
+    def finish(self) -> None:
+        """Waits for it, and sets the method's ``compiled`` and ``report``.
+
+        Raises CompileError, UnsupportedOperatorsError or UnsupportedError.
+        """
+        with _inductor_step(self.method, self._progress, waits=True):
+            produced = self.run.finish()
+        _complete(self, produced)
+
+
 @rare_collections()
-def compile_method(method: Method, folder: Path, progress: Progress) -> Method:
-    """Compiles a traced method with its files below ``folder``: sets ``compiled`` and ``report``.
+def begin_compile(method: Method, folder: Path, progress: Progress) -> Compilation:
+    """Begins to compile a traced method with its files below ``folder``.
 
     Raises CompileError, UnsupportedOperatorsError or UnsupportedError.
     """
-    program, module, target, options = method.program, method.module, method.target, method.options
+    program, module, target = method.program, method.module, method.target
     with target.compile_context(reads_shared_buffers=bool(module.meta.get(WRITTEN_ELSEWHERE))):
         model = method.model if isinstance(method.model, torch.nn.Module) else None
         mutations = find_mutations(module.graph)
@@ -75,14 +102,30 @@ def compile_method(method: Method, folder: Path, progress: Progress) -> Method:
         nodes = {node.name: node for node in module.graph.nodes}
         has_numbers = any(entry.get("scalar") for entry in inputs)
         with contextlib.ExitStack() as stack:
-            stack.enter_context(progress.step(f"{method.name}: AOTInductor"))
+            stack.enter_context(_inductor_step(method, progress, waits=False))
             stack.enter_context(varying_numbers() if has_numbers else contextlib.nullcontext())
             stack.enter_context(checked_sizes(method.traced.guards))
             stack.enter_context(interface_table(inputs, mutations.attributes))
-            produced = run_inductor(method, folder)
+            run = begin_inductor(method, folder)
             from torch._inductor.cpp_builder import get_cpp_compiler
 
             features = compiler_features(target.host, get_cpp_compiler())
+    return Compilation(method, run, folder, progress, mutations, inputs, outputs, passes, nodes, features)
+
+
+@contextlib.contextmanager
+def _inductor_step(method: Method, progress: Progress, waits: bool) -> Iterator[None]:
+    """Where this process works or waits: while AOTInductor begins, or until it has ended beside it."""
+    if method.target.compiles_beside != waits:
+        yield
+        return
+    with progress.step(f"{method.name}: AOTInductor"):
+        yield
+
+
+def _complete(begun: Compilation, produced: Produced) -> None:
+    method, passes = begun.method, begun._passes
+    target, options = method.target, method.options
     paths = {Path(file).name: Path(file) for file in produced.paths}
     library = _one(paths, ".so", method.name)
     wrapper = _one(paths, ".wrapper.cpp", method.name)
@@ -96,7 +139,7 @@ def compile_method(method: Method, folder: Path, progress: Progress) -> Method:
     data = paths[library].read_bytes()
     operators = needed_functions(parse_elf(data, library))
     available = runtime_functions()
-    missing = find_missing(operators, extern_nodes, available, wrapper=source, nodes=nodes, device=target.device)
+    missing = find_missing(operators, extern_nodes, available, wrapper=source, nodes=begun._nodes, device=target.device)
     raise_if_missing(missing, f"method {method.name!r}")
     packed = {
         name: _without_commands(path.read_bytes()) if path.suffix == ".cpp" else path.read_bytes()
@@ -116,16 +159,17 @@ def compile_method(method: Method, folder: Path, progress: Progress) -> Method:
         library=library,
         extern_nodes=nodes_name if extern_nodes is not None else None,
         constants=parse_constants(source),
-        mutations=mutations,
-        features=features,
+        mutations=begun._mutations,
+        features=begun._features,
         produced=produced,
-        kernel_calls=read_calls(folder / CALLS_FILE, dimension_names(method), passes),
+        kernel_calls=read_calls(begun._folder / CALLS_FILE, dimension_names(method), passes),
     )
     kernels = ", ".join(dict.fromkeys(kernel_targets(extern_nodes))) or "none"
     log(INFO, "compiled method %s for %s: %d functions of the runtime, kernels by name: %s",
         method.name, target.device, len(operators), kernels)  # fmt: skip
-    method.report = MethodReport(method.name, inputs, outputs, operators, passes, quantization=_quantization(method))
-    return method
+    method.report = MethodReport(
+        method.name, begun._inputs, begun._outputs, operators, passes, quantization=_quantization(method)
+    )
 
 
 def generate_code(method: Method, folder: Path) -> GeneratedCode:
@@ -137,7 +181,7 @@ def generate_code(method: Method, folder: Path) -> GeneratedCode:
     with method.target.compile_context(), generated_only() as generated:
         _run_passes(method)
         nodes = {node.name: node for node in method.module.graph.nodes}
-        wrapper, extern_nodes = run_inductor(method, folder, generated).paths
+        wrapper, extern_nodes = begin_inductor(method, folder, generated).finish().paths
     return GeneratedCode(wrapper, extern_nodes or None, nodes)
 
 

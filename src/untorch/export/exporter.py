@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import warnings
-from collections.abc import Iterable, Mapping, Sequence
+from collections import deque
+from collections.abc import Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -12,7 +14,7 @@ from typing import Any
 import torch
 
 from untorch.archive import EXTERNAL_VERSION, FORMAT_VERSION, ArchiveWriter
-from untorch.export.compile import compile_method, temporary_folder
+from untorch.export.compile import Compilation, begin_compile, temporary_folder
 from untorch.export.coverage import kernel_targets
 from untorch.export.errors import VerificationError
 from untorch.export.external import open_weights
@@ -32,7 +34,7 @@ from untorch.export.quantize import (
 )
 from untorch.export.streaming import stream_weights
 from untorch.export.torchao import convert_methods, join_reports
-from untorch.export.tracing import trace_method
+from untorch.export.tracing import trace_methods
 from untorch.export.training_mode import warn_if_training
 from untorch.export.verify import OutputDifference, verify_file
 from untorch.export.weights import WeightStore
@@ -40,6 +42,8 @@ from untorch.progress import Progress
 from untorch.runtime.registry import find_registration
 
 __all__ = ["ExportReport", "export", "write_package"]
+
+_MOST_AT_A_TIME = 8  # processes that compile: each holds a graph, and code that is being written
 
 
 @dataclass(frozen=True)
@@ -106,6 +110,41 @@ def export(
     return write_package(requests, target_path, device, arch, resolved)
 
 
+def _compile_methods(
+    traced: Sequence[Method], folder: Path, progress: Progress
+) -> Generator[tuple[str, Method, list[dict[str, Any]]], None, None]:
+    """The methods in turn, compiled, with their folders' names in the archive and their quantised weights.
+
+    Those that are compiled beside this process are as many at a time as there are cores.
+    """
+    most = min(len(os.sched_getaffinity(0)), _MOST_AT_A_TIME)
+    names: set[str] = set()
+    running: deque[tuple[str, Compilation, list[dict[str, Any]]]] = deque()
+
+    def first() -> tuple[str, Method, list[dict[str, Any]]]:
+        place, begun, quantized_weights = running.popleft()
+        try:
+            begun.finish()
+        finally:
+            begun.run.stop()
+        return place, begun.method, quantized_weights
+
+    try:
+        for method in traced:
+            place = f"{method.name}.{method.target.code_name}" if method.name in names else method.name
+            names.add(method.name)
+            (folder / place).mkdir()
+            quantized_weights = describe_quantized(method)  # the passes change the graph
+            running.append((place, begin_compile(method, folder / place, progress), quantized_weights))
+            while running and (len(running) >= most or running[0][1].run.is_done()):
+                yield first()
+        while running:
+            yield first()
+    finally:
+        for _, begun, _ in running:
+            begun.run.stop()
+
+
 def write_package(
     requests: Sequence[MethodRequest],
     target_path: Path,
@@ -130,7 +169,7 @@ def write_package(
     # The writer is opened first: a path that cannot be written is an error before minutes of compiling.
     with (
         ArchiveWriter(target_path) as writer, temporary_folder() as folder,
-        stream_weights(resolved.stream_weights, target_path),
+        stream_weights(resolved.stream_weights, target_path), contextlib.ExitStack() as stack,
     ):  # fmt: skip
         converted = convert_methods(planned, progress)
         quantised = quantize_methods(
@@ -138,16 +177,15 @@ def write_package(
         )
         quantised = join_reports(quantised, converted)
         movers = Movers()
-        traced = [trace_method(movers.move(method, progress), progress) for method in quantised]
+        traced = trace_methods((movers.move(method, progress) for method in quantised), progress)
         share_buffers(traced)
         entries: dict[str, Any] = {}
         places: list[str] = []  # the methods' folders in the archive
-        for method in traced:
+        for place, method, quantized_weights in stack.enter_context(
+            contextlib.closing(_compile_methods(traced, folder, progress))
+        ):
             is_variant = method.name in entries
-            quantized_weights = describe_quantized(method)  # the passes change the graph
-            places.append(f"{method.name}.{method.target.code_name}" if is_variant else method.name)
-            (folder / places[-1]).mkdir()
-            compile_method(method, folder / places[-1], progress)
+            places.append(place)
             quantized_weights = describe_repacked(describe_merged(quantized_weights, method), method)
             quantized_weights += describe_convolutions(method)
             compiled = method.compiled

@@ -26,7 +26,7 @@ from untorch.export.patches import (
     objects_at_a_time,
     torch_version,
 )
-from untorch.export.target import Produced
+from untorch.export.target import InductorRun
 from untorch.ops import (
     byte_max_pool,
     causal_conv1d,
@@ -52,7 +52,7 @@ from untorch.ops import (
 )
 from untorch.validation import OptionError
 
-__all__ = ["run_inductor"]
+__all__ = ["begin_inductor"]
 
 
 # Inductor weighs parallel loops against a number of threads. A fixed one keeps the code the same on every build
@@ -129,8 +129,8 @@ def _known_here(values: dict[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in values.items() if key in known or key not in optional}
 
 
-def run_inductor(method: Method, folder: Path, generated: list[tuple[str, str | None]] | None = None) -> Produced:
-    """Compiles the traced method with its files below ``folder``.
+def begin_inductor(method: Method, folder: Path, generated: list[tuple[str, str | None]] | None = None) -> InductorRun:
+    """Begins to compile the traced method with its files below ``folder``.
 
     generated: what generated_only() gives. The code is generated then and not compiled; ``paths`` of the result are the
     wrapper and the extern nodes' JSON themselves.
@@ -180,7 +180,7 @@ def run_inductor(method: Method, folder: Path, generated: list[tuple[str, str | 
         equal_layers() if outlines else contextlib.nullcontext(),
         dependent_launches() if _launches_dependent(method) else contextlib.nullcontext(),
     ):
-        return method.target.run_inductor(method, aot_compile, (tuple(args), dict(kwargs)))
+        return method.target.begin_inductor(method, aot_compile, (tuple(args), dict(kwargs)))
 
 
 def _launches_dependent(method: Method) -> bool:

@@ -11,6 +11,9 @@ from __future__ import annotations
 import contextlib
 import copy
 import warnings
+from collections.abc import Iterable
+from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import fx
@@ -43,7 +46,26 @@ from untorch.progress import Progress
 from untorch.runtime.errors import InvalidArgumentError, UnsupportedError, UntorchError
 from untorch.runtime.log import INFO, log
 
-__all__ = ["export_program", "refuse_fused_attention", "trace_method"]
+__all__ = ["export_program", "refuse_fused_attention", "trace_method", "trace_methods"]
+
+
+def trace_methods(methods: Iterable[Method], progress: Progress) -> list[Method]:
+    """torch.export of each, as ``trace_method``; once for all GPUs that a method is cross-compiled for."""
+    traced: dict[Any, Method] = {}
+    found: list[Method] = []
+    for method in methods:
+        # Compiled beside this process, none changes the symbols that the graphs share.
+        given = method.model, method.args, method.kwargs, method.dynamic_shapes, method.options
+        key = (
+            (*map(id, given), method.target.device, method.target.host) if method.target.compiles_beside else id(method)
+        )
+        if key in traced:
+            first = traced[key].traced
+            method.traced = replace(first, module=_module(first.program), notes=list(first.notes))
+        else:
+            traced[key] = trace_method(method, progress)
+        found.append(method)
+    return found
 
 
 @rare_collections()
@@ -137,12 +159,18 @@ def _traced(
 ) -> Traced:
     if any(_is_vmap(node) for node in program.graph.nodes):
         program = program.run_decompositions({})
-    module = program.module()
-    assert isinstance(module, fx.GraphModule)
-    drop_constant_results(module)
+    module = _module(program)
     with quiet_logs():
         guards = find_size_guards(program)
     return Traced(program, module, refusal, [*(notes or []), *(f"checked at each call: {g}" for g in guards)], guards)
+
+
+def _module(program: torch.export.ExportedProgram) -> fx.GraphModule:
+    """A graph of its own, over the program's tensors."""
+    module = program.module()
+    assert isinstance(module, fx.GraphModule)
+    drop_constant_results(module)
+    return module
 
 
 def _is_vmap(node: fx.Node) -> bool:

@@ -205,14 +205,17 @@ def test_generated_code_copies_no_weight_of_a_convolution(tmp_path: Path) -> Non
     assert launches[True] == launches[False] - 2
 
 
-def test_several_architectures(tmp_path: Path) -> None:
-    report = export(
-        methods={"mlp": methods()["mlp"]},
-        path=tmp_path / "m.pt2",
-        device="cuda",
-        arch=["sm_90", "A100"],
-        progress=False,
-    )
+def test_several_architectures(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    traces = []
+    trace = torch.export.export
+    monkeypatch.setattr(torch.export, "export", lambda *args, **named: traces.append(1) or trace(*args, **named))
+    options: Any = {"methods": {"mlp": methods()["mlp"]}, "device": "cuda", "progress": False}
+    report = export(path=tmp_path / "m.pt2", arch=["sm_90", "A100"], **options)
+    assert len(traces) == 1  # for both
+    alone = export(path=tmp_path / "alone.pt2", arch="A100", **options)
+    with ArchiveReader(alone.path) as archive:
+        [only] = json.loads(archive.read(MANIFEST))["methods"].values()
+        library = archive.read(only["library"])
     with ArchiveReader(report.path) as archive:
         manifest = json.loads(archive.read(MANIFEST))
         method = manifest["methods"]["mlp"]
@@ -220,6 +223,7 @@ def test_several_architectures(tmp_path: Path) -> None:
         for code, number in ((method, 90), (variant, 80)):
             assert code["gpu_architecture"] == f"sm_{number}"
             assert set(kernels(archive.read(code["library"]))) == {number}
+        assert archive.read(variant["library"]) == library
     # The weights are there once, and both count in the same buffer.
     assert {c["weight"] for c in method["constants"]} == {c["weight"] for c in variant["constants"]}
     assert manifest["states"] == [{"fqn": "calls", "weight": manifest["states"][0]["weight"], "methods": ["mlp"]}]

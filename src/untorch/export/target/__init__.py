@@ -6,13 +6,15 @@ from collections.abc import Sequence
 from typing import Any
 
 from untorch.export.host_cpu import HostCpu, resolve_host_cpu
-from untorch.export.target.base import Produced, Target
+from untorch.export.target.base import InductorRun, Produced, Target
 from untorch.export.target.cpu import CpuTarget
 from untorch.export.target.cross_compile import CrossCompileTarget
 from untorch.export.target.cuda import CudaTarget
 from untorch.runtime.errors import InvalidArgumentError, UnsupportedError
 
-__all__ = ["TARGETS", "CpuTarget", "CrossCompileTarget", "CudaTarget", "Produced", "Target", "resolve_targets"]
+__all__ = [
+    "TARGETS", "CpuTarget", "CrossCompileTarget", "CudaTarget", "InductorRun", "Produced", "Target", "resolve_targets",
+]  # fmt: skip
 
 TARGETS: tuple[type[Target], ...] = (CpuTarget, CrossCompileTarget, CudaTarget)
 

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from untorch.export.method import Method
     from untorch.export.options import ExportOptions
 
-__all__ = ["AotCompile", "Produced", "Target", "compile_here"]
+__all__ = ["AotCompile", "InductorRun", "Produced", "Target", "compile_here"]
 
 # AOTInductor on a graph and its example inputs: the names of files, and dictionaries of constants.
 AotCompile = Callable[[fx.GraphModule, tuple[Any, ...], dict[str, Any]], list[Any]]
@@ -48,6 +48,19 @@ class Produced:
     sources: list[str] = field(default_factory=list)
 
 
+@dataclass(frozen=True)
+class InductorRun:
+    """AOTInductor at work on a method, perhaps beside this process.
+
+    finish: waits for it, and gives what it made; raises CompileError, or errors of untorch's. is_done: whether it has
+    ended. stop: ends it; harmless behind its end.
+    """
+
+    finish: Callable[[], Produced]
+    is_done: Callable[[], bool] = lambda: True
+    stop: Callable[[], None] = lambda: None
+
+
 def _native() -> HostCpu:
     return resolve_host_cpu("native")
 
@@ -57,10 +70,12 @@ class Target(ABC):
     """A device that methods are compiled for, with the CPU that their host code runs on.
 
     device: where the compiled method runs, "cpu" or "cuda".
+    compiles_beside: whether ``begin_inductor`` leaves the work to a process of its own.
     host: the CPU of the host code.
     """
 
     device: ClassVar[str]
+    compiles_beside: ClassVar[bool] = False
     host: HostCpu = field(default_factory=_native, kw_only=True)
 
     @classmethod
@@ -125,6 +140,13 @@ class Target(ABC):
         self, method: Method, aot_compile: AotCompile, example: tuple[tuple[Any, ...], dict[str, Any]]
     ) -> Produced:
         """Calls ``aot_compile`` on the method's graph. Raises CompileError, or errors of untorch's."""
+
+    def begin_inductor(
+        self, method: Method, aot_compile: AotCompile, example: tuple[tuple[Any, ...], dict[str, Any]]
+    ) -> InductorRun:
+        """As ``run_inductor``, without waiting for it where the target compiles beside this process."""
+        produced = self.run_inductor(method, aot_compile, example)
+        return InductorRun(lambda: produced)
 
     def manifest_fields(self) -> dict[str, Any]:
         """What the manifest says about the GPU that the code is for."""

@@ -15,7 +15,7 @@ import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 from torch import fx
@@ -31,7 +31,7 @@ from untorch.export.kernel_sources import keeping_sources
 from untorch.export.matmul_choice import choosing
 from untorch.export.passes.report import PassReport
 from untorch.export.patches import FAKE_DEVICE, fake_cuda, forget_the_machine
-from untorch.export.target.base import AotCompile, Produced
+from untorch.export.target.base import AotCompile, InductorRun, Produced
 from untorch.export.target.cuda import GpuCode
 from untorch.runtime.errors import InvalidArgumentError, UntorchError
 
@@ -46,6 +46,7 @@ __all__ = ["CrossCompileTarget", "refuse_native_attention"]
 class CrossCompileTarget(GpuCode):
     """A GPU that this machine need not have, nor a driver."""
 
+    compiles_beside: ClassVar[bool] = True
     gpu: GpuModel
 
     @classmethod
@@ -97,10 +98,21 @@ class CrossCompileTarget(GpuCode):
     def run_inductor(
         self, method: Method, aot_compile: AotCompile, example: tuple[tuple[Any, ...], dict[str, Any]]
     ) -> Produced:
+        """In a child process, which it waits for."""
+        run = self.begin_inductor(method, aot_compile, example)
+        try:
+            return run.finish()
+        finally:
+            run.stop()
+
+    def begin_inductor(
+        self, method: Method, aot_compile: AotCompile, example: tuple[tuple[Any, ...], dict[str, Any]]
+    ) -> InductorRun:
         """In a child process."""
         tuning = method.options.tuning
         known = {} if tuning is None else read_tuning(tuning).get(self.architecture, {})
-        return _compile_in_child(method.name, method.module, example, self.gpu, aot_compile, known)
+        child = _ChildProcess(method.name, method.module, example, self.gpu, aot_compile, known)
+        return InductorRun(child.finish, child.is_done, child.stop)
 
 
 @dataclass
@@ -144,50 +156,63 @@ def refuse_native_attention(module: fx.GraphModule, passes: list[PassReport], me
         )
 
 
-def _compile_in_child(
-    name: str,
-    module: fx.GraphModule,
-    example: tuple[Any, dict[str, Any]],
-    gpu: GpuModel,
-    aot_compile: AotCompile,
-    tuning: Mapping[str, Mapping[str, Any]],
-) -> Produced:
+class _ChildProcess:
     """``aot_compile(module, args, kwargs)`` in a child process that sees ``gpu``.
 
     tuning: the configurations that are known for kernels on it, see ``kernel_choice``.
-
-    Raises CompileError, or what the call raised if that is an error of untorch's.
     """
-    values = _tensors_by_name(module)
-    context = multiprocessing.get_context("fork")
-    with tempfile.TemporaryDirectory(prefix="untorch-") as folder:
-        path = Path(folder) / "produced"
-        child = context.Process(target=_child, args=(path, module, example, gpu, aot_compile, tuning))
+
+    def __init__(
+        self,
+        name: str,
+        module: fx.GraphModule,
+        example: tuple[Any, dict[str, Any]],
+        gpu: GpuModel,
+        aot_compile: AotCompile,
+        tuning: Mapping[str, Mapping[str, Any]],
+    ) -> None:
+        self._name, self._gpu, self._values = name, gpu, _tensors_by_name(module)
+        self._folder = tempfile.TemporaryDirectory(prefix="untorch-")
+        self._path = Path(self._folder.name) / "produced"
+        self._process = multiprocessing.get_context("fork").Process(
+            target=_child, args=(self._path, module, example, gpu, aot_compile, tuning)
+        )
         with warnings.catch_warnings():
             # The child uses one thread, and neither locks nor the GPU of its parent.
             warnings.filterwarnings("ignore", message=".*fork.*", category=DeprecationWarning)
-            child.start()
-        try:
-            child.join()
-        finally:
-            if child.is_alive():
-                child.kill()
-                child.join()
-        if not path.exists():
+            self._process.start()
+
+    def is_done(self) -> bool:
+        return not self._process.is_alive()
+
+    def finish(self) -> Produced:
+        """Raises CompileError, or what the call raised if that is an error of untorch's."""
+        self._process.join()
+        if not self._path.exists():
             raise CompileError(
-                f"method {name!r}: the process that compiles for {gpu.name} ended with exit code {child.exitcode}"
+                f"method {self._name!r}: the process that compiles for {self._gpu.name} ended with exit code "
+                f"{self._process.exitcode}"
             )
-        result = torch.load(path, weights_only=False)
-    if isinstance(result, UntorchError):
-        raise result
-    if isinstance(result, _Failure):
-        raise CompileError(f"method {name!r}: AOTInductor failed: {result.reason}") from _ChildError(result.trace)
-    paths, on_gpu, made, choices, sources = result
-    missing = [fqn for fqn, source in on_gpu.items() if source not in values]
-    if missing:
-        raise CompileError(f"method {name!r}: AOTInductor made constants whose values are not known: {missing}")
-    tensors = {fqn: values[source] for fqn, source in on_gpu.items()} | made
-    return Produced(paths, tensors, frozenset(on_gpu), choices, sources)
+        result = torch.load(self._path, weights_only=False)
+        if isinstance(result, UntorchError):
+            raise result
+        if isinstance(result, _Failure):
+            text = f"method {self._name!r}: AOTInductor failed: {result.reason}"
+            raise CompileError(text) from _ChildError(result.trace)
+        paths, on_gpu, made, choices, sources = result
+        missing = [fqn for fqn, source in on_gpu.items() if source not in self._values]
+        if missing:
+            raise CompileError(
+                f"method {self._name!r}: AOTInductor made constants whose values are not known: {missing}"
+            )
+        tensors = {fqn: self._values[source] for fqn, source in on_gpu.items()} | made
+        return Produced(paths, tensors, frozenset(on_gpu), choices, sources)
+
+    def stop(self) -> None:
+        if self._process.is_alive():
+            self._process.kill()
+            self._process.join()
+        self._folder.cleanup()
 
 
 def _child(
