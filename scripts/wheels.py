@@ -1,11 +1,12 @@
-"""Builds a wheel for each Python that is given, and says for which manylinux policy it is: python scripts/wheels.py.
+"""Builds wheels for the Pythons that are given, and says for which manylinux policy they are: python scripts/wheels.py.
 
-    python scripts/wheels.py --out build/wheels python3.10 python3.12
+    python scripts/wheels.py --out build/wheels python3.10 python3.12 python3.13
 
-CPU-only unless --cuda. Each wheel is repaired by auditwheel for the newest policy that its symbols allow. With --policy
-manylinux_2_28 it fails if they do not, and lists the symbol versions that are too new: they come from the C library and
-the libstdc++ of the machine that compiles. Each wheel is then installed without an index into a new environment, in
-which no compiler is found, and loaded. Needs auditwheel and patchelf.
+One for each Python before 3.12, and one in Python's stable ABI for all from 3.12 on. CPU-only unless --cuda. Each wheel
+is repaired by auditwheel for the newest policy that its symbols allow. With --policy manylinux_2_28 it fails if they do
+not, and lists the symbol versions that are too new: they come from the C library and the libstdc++ of the machine that
+compiles. For each Python its wheel is then installed without an index into a new environment, in which no compiler is
+found, and loaded. Needs auditwheel and patchelf.
 """
 
 from __future__ import annotations
@@ -54,12 +55,25 @@ def libraries(wheel: pathlib.Path, folder: pathlib.Path) -> list[pathlib.Path]:
         return [pathlib.Path(archive.extract(name, folder)) for name in names]
 
 
-def build(python: str, out: pathlib.Path, cuda: bool, architectures: str | None) -> pathlib.Path:
-    """A wheel for this interpreter."""
+def has_stable_abi(python: str) -> bool:
+    """Whether this interpreter takes modules in the stable ABI of 3.12."""
+    code = "import sys, sysconfig; print(*sys.version_info[:2], sysconfig.get_config_var('Py_GIL_DISABLED') or 0)"
+    done = subprocess.run([python, "-c", code], check=True, capture_output=True, text=True)
+    major, minor, is_free_threaded = map(int, done.stdout.split())
+    return (major, minor) >= (3, 12) and not is_free_threaded
+
+
+def build(python: str, out: pathlib.Path, cuda: bool, architectures: str | None, stable_abi: bool) -> pathlib.Path:
+    """A wheel for this interpreter, or by it for all from 3.12 on."""
     command = [python, "-m", "pip", "wheel", "--quiet", "--no-deps", "--wheel-dir", str(out), str(ROOT)]
     command.append(f"--config-settings=cmake.define.UNTORCH_CUDA={'ON' if cuda else 'OFF'}")
     if architectures is not None:
         command.append(f"--config-settings=cmake.define.UNTORCH_CUDA_ARCHITECTURES={architectures}")
+    if stable_abi:
+        command += [
+            "--config-settings=cmake.define.UNTORCH_STABLE_ABI=ON",
+            "--config-settings=wheel.py-api=cp312",
+        ]
     before = set(out.glob("*.whl"))
     subprocess.run(command, check=True)
     (made,) = set(out.glob("*.whl")) - before
@@ -107,8 +121,13 @@ def main() -> None:
     raw = given.out / "raw"
     raw.mkdir(exist_ok=True)
     blocked = False
+    stable: pathlib.Path | None = None
     for python in given.pythons:
-        wheel = build(python, raw, given.cuda, given.cuda_architectures)
+        is_stable = has_stable_abi(python)
+        if is_stable and stable is not None:
+            print(f"{stable.name}: {smoke(python, stable)}")
+            continue
+        wheel = build(python, raw, given.cuda, given.cuda_architectures, is_stable)
         with tempfile.TemporaryDirectory() as folder:
             for library in libraries(wheel, pathlib.Path(folder)):
                 symbols = subprocess.run(["objdump", "-T", str(library)], check=True, capture_output=True, text=True)
@@ -118,6 +137,7 @@ def main() -> None:
                         f"{library.name}: {version} is newer than manylinux_2_28: {', '.join(sorted(set(names))[:8])}"
                     )
         made = repair(wheel, given.out)
+        stable = made if is_stable else stable
         print(f"{made.name}: {made.stat().st_size / 1e6:.1f} MB; {smoke(python, made)}")
     if blocked and given.policy is not None:
         sys.exit(

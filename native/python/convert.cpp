@@ -36,10 +36,10 @@ std::int32_t code_of(PyArrayObject* array) {
     if (row.numpy == type) return row.code;
   }
   // Types of other packages (ml_dtypes): by the name of their scalar type.
-  const char* name = PyArray_DESCR(array)->typeobj->tp_name;
-  if (const char* dot = std::strrchr(name, '.')) name = dot + 1;
+  std::string name = name_of_type(PyArray_DESCR(array)->typeobj);
+  name.erase(0, name.rfind('.') + 1);
   for (const TypeRow& row : kTypes) {
-    if (row.numpy == NPY_NOTYPE && std::strcmp(row.name, name) == 0) return row.code;
+    if (row.numpy == NPY_NOTYPE && name == row.name) return row.code;
   }
   return -1;
 }
@@ -143,7 +143,7 @@ bool Operand::set_numpy(PyObject* object, const char* method, std::size_t index,
   const std::int32_t code = code_of(array);
   if (code < 0 || !PyArray_ISNOTSWAPPED(array)) {
     PyObject* text = PyObject_Str(reinterpret_cast<PyObject*>(PyArray_DESCR(array)));
-    const char* utf8 = text != nullptr ? PyUnicode_AsUTF8(text) : nullptr;
+    const char* utf8 = text != nullptr ? utf8_of(text) : nullptr;
     const std::string name = utf8 != nullptr ? utf8 : "?";
     Py_XDECREF(text);
     PyErr_Clear();

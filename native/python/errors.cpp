@@ -105,7 +105,7 @@ std::string text_of(nanobind::handle object) {
   PyObject* bytes = text != nullptr ? PyUnicode_AsEncodedString(text, "utf-8", "backslashreplace") : nullptr;
   Py_XDECREF(text);
   if (bytes == nullptr) throw nanobind::python_error();
-  const std::string result(PyBytes_AS_STRING(bytes), static_cast<std::size_t>(PyBytes_GET_SIZE(bytes)));
+  const std::string result(PyBytes_AsString(bytes), static_cast<std::size_t>(PyBytes_Size(bytes)));
   Py_DECREF(bytes);
   return result;
 }
@@ -135,10 +135,10 @@ void set_cause(const nanobind::object& cause) {
 }
 
 std::string describe_exception(nanobind::handle exception) {
-  const std::string type = Py_TYPE(exception.ptr())->tp_name;
+  const std::string type = type_name(exception.ptr());
   const nanobind::object text = nanobind::steal(PyObject_Str(exception.ptr()));
   PyErr_Clear();
-  const char* const utf8 = text.is_valid() ? PyUnicode_AsUTF8(text.ptr()) : nullptr;
+  const char* const utf8 = text.is_valid() ? utf8_of(text.ptr()) : nullptr;
   PyErr_Clear();
   return utf8 != nullptr && *utf8 != 0 ? type + ": " + utf8 : type;
 }

@@ -7,6 +7,7 @@
 #include <memory>
 
 #include "call.h"
+#include "python_api.h"
 #include "signature.h"
 
 namespace untorch::python {
@@ -37,11 +38,6 @@ inline nb::object as_sequence(const nb::object& inputs, const std::string& metho
              "': run takes a list of arrays in the file's order, or a dict of arrays by input "
              "name, got " +
              class_name(given));
-}
-
-inline std::span<PyObject* const> items(const nb::object& tuple) {
-  return {reinterpret_cast<PyTupleObject*>(tuple.ptr())->ob_item,
-          static_cast<std::size_t>(PyTuple_GET_SIZE(tuple.ptr()))};
 }
 
 // One method as a callable.
@@ -124,7 +120,7 @@ class Method {
     References results;
     const Signature& signature = this->signature();
     if (signature.is_flat(args, kwargs)) {
-      run_on_arrays(taker(), items(nb::borrow(args)), num_outputs_, Form::kLikeInputs, results, body);
+      run_on_arrays(taker(), TupleItems(args), num_outputs_, Form::kLikeInputs, results, body);
       return signature.result(results, nullptr);
     }
     nb::object keywords = nb::borrow(kwargs);
@@ -161,7 +157,7 @@ class Method {
     const nb::object arrays = as_sequence(inputs, name_);
     (void)signature();
     References results;
-    run_on_arrays(taker(), items(arrays), num_outputs_, Form::kLikeInputs, results, body);
+    run_on_arrays(taker(), TupleItems(arrays.ptr()), num_outputs_, Form::kLikeInputs, results, body);
     nb::list list;
     for (PyObject* result : results.span()) list.append(nb::handle(result));
     return list;
@@ -181,7 +177,7 @@ class Method {
   untorch_graph* capture(const nb::object& given, CaptureKeeper&, untorch_graph* shares) const {
     const nb::object arrays = as_sequence(given, name_);
     (void)signature();
-    const Inputs inputs(taker(), items(arrays));
+    const Inputs inputs(taker(), TupleItems(arrays.ptr()));
     untorch_graph* graph = nullptr;
     untorch_status status;
     {
@@ -265,7 +261,8 @@ class Graph {
     untorch_graph* const graph = this->method().capture(arrays, keeper, other.get());
     graph_.reset(graph, Free{std::make_shared<Kept>(Kept{keeper.take(), this->method().taker().device_index})});
     std::vector<nb::object>& kept = std::get_deleter<Free>(graph_)->kept->objects;
-    const std::span<PyObject* const> given = items(arrays);
+    const TupleItems all(arrays.ptr());
+    const std::span<PyObject* const> given = all;
     for (std::size_t i = 0; i < given.size(); ++i) {
       if (untorch_graph_writes(graph, i) != 0) kept.push_back(nb::borrow(given[i]));
     }

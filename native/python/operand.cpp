@@ -81,7 +81,7 @@ PyObject* ask_for_capsule(PyObject* object, PyObject* stream) {
                           : PyObject_VectorcallMethod(name, ordered, 1 | PY_VECTORCALL_ARGUMENTS_OFFSET, with_stream);
   if (capsule != nullptr || PyErr_ExceptionMatches(PyExc_TypeError) == 0) return capsule;
   PyErr_Clear();  // a producer older than DLPack 1.0; one that fails fails again
-  if (stream == nullptr) return PyObject_CallMethodNoArgs(object, name);
+  if (stream == nullptr) return call_method(object, name);
   return PyObject_VectorcallMethod(name, ordered, 1 | PY_VECTORCALL_ARGUMENTS_OFFSET, stream_only);
 }
 
@@ -91,17 +91,17 @@ bool dlpack_device(PyObject* object, long& type, long& index) {
   type = kDLCPU;
   index = 0;
   if (PyObject_HasAttr(object, name) == 0) return true;
-  PyObject* answer = PyObject_CallMethodNoArgs(object, name);
+  PyObject* answer = call_method(object, name);
   if (answer == nullptr) return false;
-  bool is_pair = PyTuple_Check(answer) && PyTuple_GET_SIZE(answer) == 2;
+  bool is_pair = PyTuple_Check(answer) && tuple_size(answer) == 2;
   if (is_pair) {
-    type = PyLong_AsLong(PyTuple_GET_ITEM(answer, 0));
-    index = PyErr_Occurred() == nullptr ? PyLong_AsLong(PyTuple_GET_ITEM(answer, 1)) : 0;
+    type = PyLong_AsLong(tuple_item(answer, 0));
+    index = PyErr_Occurred() == nullptr ? PyLong_AsLong(tuple_item(answer, 1)) : 0;
     is_pair = PyErr_Occurred() == nullptr;
   }
   if (!is_pair) {
     PyErr_Clear();
-    PyErr_Format(PyExc_TypeError, "expected a pair of integers, got %s", Py_TYPE(answer)->tp_name);
+    PyErr_Format(PyExc_TypeError, "expected a pair of integers, got %s", type_name(answer).c_str());
   }
   Py_DECREF(answer);
   return is_pair;
@@ -252,7 +252,7 @@ bool Operand::set_cuda_array(PyObject* object, const Taker& taker, std::size_t i
     return value == Py_None ? nullptr : value;
   };
   if (item("mask") != nullptr) return refuse("masked arrays are not supported");
-  const char* const type = item("typestr") != nullptr ? PyUnicode_AsUTF8(item("typestr")) : nullptr;
+  const char* const type = item("typestr") != nullptr ? utf8_of(item("typestr")) : nullptr;
   std::int32_t code = -1;
   for (const TypeRow& row : kTypes) {
     if (type != nullptr && row.typestr != nullptr && std::strcmp(row.typestr, type) == 0) code = row.code;
@@ -261,20 +261,19 @@ bool Operand::set_cuda_array(PyObject* object, const Taker& taker, std::size_t i
   PyObject* const shape = item("shape");
   PyObject* const strides = item("strides");
   PyObject* const data = item("data");
-  if (shape == nullptr || !PyTuple_Check(shape) || PyTuple_GET_SIZE(shape) > kMaxDims ||
-      (strides != nullptr && (!PyTuple_Check(strides) || PyTuple_GET_SIZE(strides) != PyTuple_GET_SIZE(shape))))
+  if (shape == nullptr || !PyTuple_Check(shape) || tuple_size(shape) > kMaxDims ||
+      (strides != nullptr && (!PyTuple_Check(strides) || tuple_size(strides) != tuple_size(shape))))
     return refuse("expected tuples of equal length as shape and strides");
-  if (data == nullptr || !PyTuple_Check(data) || PyTuple_GET_SIZE(data) != 2)
+  if (data == nullptr || !PyTuple_Check(data) || tuple_size(data) != 2)
     return refuse("expected (address, read-only) as data");
-  const int ndim = static_cast<int>(PyTuple_GET_SIZE(shape));
+  const int ndim = static_cast<int>(tuple_size(shape));
   const std::int64_t itemsize = item_size(code);
   make_room(ndim);
   std::int64_t running = 1;
   for (auto d = static_cast<std::size_t>(ndim); d-- > 0;) {
     const auto at = static_cast<Py_ssize_t>(d);
-    sizes_[d] = PyLong_AsLongLong(PyTuple_GET_ITEM(shape, at));
-    const std::int64_t bytes =
-        strides != nullptr ? PyLong_AsLongLong(PyTuple_GET_ITEM(strides, at)) : running * itemsize;
+    sizes_[d] = PyLong_AsLongLong(tuple_item(shape, at));
+    const std::int64_t bytes = strides != nullptr ? PyLong_AsLongLong(tuple_item(strides, at)) : running * itemsize;
     if (PyErr_Occurred() != nullptr || sizes_[d] < 0) return refuse("shape and strides must be integers");
     if (bytes % itemsize != 0 && sizes_[d] > 1)
       return refuse("the strides are no multiples of the item size: pass a copy");
@@ -282,8 +281,8 @@ bool Operand::set_cuda_array(PyObject* object, const Taker& taker, std::size_t i
     if (__builtin_mul_overflow(running, sizes_[d] > 1 ? sizes_[d] : 1, &running) || running > INT64_MAX / 16)
       return refuse("the shape has more elements than memory can hold");
   }
-  void* const address = PyLong_AsVoidPtr(PyTuple_GET_ITEM(data, 0));
-  const int read_only = PyObject_IsTrue(PyTuple_GET_ITEM(data, 1));
+  void* const address = PyLong_AsVoidPtr(tuple_item(data, 0));
+  const int read_only = PyObject_IsTrue(tuple_item(data, 1));
   if (PyErr_Occurred() != nullptr) return refuse("expected (address, read-only) as data");
   std::int32_t device_type = 1, device_index = taker.device_index;
   if (taker.device_type != 1) return check_device(taker, index, 0);

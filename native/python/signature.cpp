@@ -110,9 +110,9 @@ nb::object Signature::take_out(nb::object& kwargs) const {
 
 // Moves arguments given by name to their positions, as Python does for a function.
 void Signature::place_names(PyObject* args, nb::object& kwargs, References& positional) const {
-  const auto count = static_cast<std::size_t>(PyTuple_GET_SIZE(args));
-  for (std::size_t i = 0; i < count; ++i) positional.add(PyTuple_GET_ITEM(args, static_cast<Py_ssize_t>(i)));
-  if (!kwargs.is_valid() || PyDict_GET_SIZE(kwargs.ptr()) == 0) return;
+  const auto count = static_cast<std::size_t>(tuple_size(args));
+  for (std::size_t i = 0; i < count; ++i) positional.add(tuple_item(args, static_cast<Py_ssize_t>(i)));
+  if (!kwargs.is_valid() || dict_size(kwargs.ptr()) == 0) return;
   const Tree& keyword = in_.children()[1];
   bool by_name = false;
   for (std::size_t i = count; i < names_.size() && !by_name; ++i) {
@@ -173,7 +173,7 @@ void Signature::flatten(PyObject* args, PyObject* given_kwargs, References& inpu
     refuse_unknown(kwargs.ptr());
     refuse("expected " + std::to_string(count) + " positional arguments, got " + std::to_string(values.size()));
   }
-  const bool has_keywords = kwargs.is_valid() && PyDict_GET_SIZE(kwargs.ptr()) != 0;
+  const bool has_keywords = kwargs.is_valid() && dict_size(kwargs.ptr()) != 0;
   if (has_keywords || !keyword.children().empty()) check_keywords(kwargs.ptr());
 
   const bool by_position = num_constants_ + num_inputs_ == in_.num_leaves();

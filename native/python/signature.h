@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "python_api.h"
 #include "tree.h"
 
 namespace untorch::python {
@@ -24,8 +25,8 @@ class Signature {
   std::size_t num_outputs() const noexcept { return num_outputs_; }
   // True for a call of arrays by position and nothing else: `args` are the flat inputs.
   bool is_flat(PyObject* args, PyObject* kwargs) const noexcept {
-    return flat_inputs_ && static_cast<std::size_t>(PyTuple_GET_SIZE(args)) == num_inputs_ &&
-           (kwargs == nullptr || PyDict_GET_SIZE(kwargs) == 0);
+    return flat_inputs_ && static_cast<std::size_t>(tuple_size(args)) == num_inputs_ &&
+           (kwargs == nullptr || dict_size(kwargs) == 0);
   }
   // Takes `out` out of the keyword arguments, unless it is an argument of the model; null: there is none.
   nanobind::object take_out(nanobind::object& kwargs) const;

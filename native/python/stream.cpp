@@ -5,6 +5,7 @@
 #include <string>
 
 #include "convert.h"
+#include "python_api.h"
 #include "untorch/caller_stream.h"
 
 namespace nb = nanobind;
@@ -48,7 +49,7 @@ bool consumer_stream(nb::handle number, void*& stream) {
   }
   if (!PyLong_Check(number.ptr()) || PyBool_Check(number.ptr())) {
     PyErr_Format(PyExc_TypeError, "__dlpack__: stream: expected None or an integer, got %s",
-                 Py_TYPE(number.ptr())->tp_name);
+                 type_name(number.ptr()).c_str());
     throw nb::python_error();
   }
   int overflow = 0;

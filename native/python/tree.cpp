@@ -5,6 +5,7 @@
 
 #include "convert.h"
 #include "gil.h"
+#include "python_api.h"
 
 namespace nb = nanobind;
 
@@ -67,7 +68,7 @@ nb::object key_of(nb::handle key) {
 // What torch.export.register_dataclass stores: the names of the fields that have values, and of those that are None.
 bool is_dataclass(const nb::object& context, std::size_t children) {
   if (nb::len(context) != 2) return false;
-  PyObject *const fields = PyList_GET_ITEM(context.ptr(), 0), *const nones = PyList_GET_ITEM(context.ptr(), 1);
+  PyObject *const fields = list_item(context.ptr(), 0), *const nones = list_item(context.ptr(), 1);
   return PyList_Check(fields) && PyList_Check(nones) && nb::len(nb::handle(fields)) == children;
 }
 
@@ -136,8 +137,8 @@ Tree Tree::parse_node(nb::handle node, int depth) {
   if (kind == Kind::kDefaultDict && is_dict) {
     take_keys(item(context, "dict_context"));
   } else if (kind == Kind::kStruct && is_list && is_dataclass(context, count)) {
-    take_keys(nb::handle(PyList_GET_ITEM(context.ptr(), 0)));
-    for (nb::handle key : nb::handle(PyList_GET_ITEM(context.ptr(), 1))) tree.none_keys_.push_back(nb::str(key));
+    take_keys(nb::handle(list_item(context.ptr(), 0)));
+    for (nb::handle key : nb::handle(list_item(context.ptr(), 1))) tree.none_keys_.push_back(nb::str(key));
   } else if ((kind == Kind::kStruct || (is_mapping && kind != Kind::kDefaultDict)) && is_list) {
     take_keys(context);
   } else if (kind == Kind::kStruct && is_dict) {
@@ -247,7 +248,7 @@ bool Tree::is_mapping() const noexcept {
 
 // The usual case, a dict with the very keys. False where it is not; nothing was added then.
 bool Tree::exact_dict_children(PyObject* value, const Place& place, References& leaves) const {
-  if (static_cast<std::size_t>(PyDict_GET_SIZE(value)) != keys_.size()) return false;
+  if (static_cast<std::size_t>(dict_size(value)) != keys_.size()) return false;
   References found;
   for (const nb::object& key : keys_) {
     PyObject* const child = PyDict_GetItemWithError(value, key.ptr());
@@ -316,10 +317,10 @@ void Tree::sequence_children(PyObject* value, const Place& place, References& fo
   if (!PyTuple_Check(value) && (only_tuple || (!PyList_Check(value) && !is_deque(value)))) raise_type(message());
   const nb::object items = nb::steal(PySequence_Tuple(value));
   if (!items.is_valid()) throw nb::python_error();
-  const Py_ssize_t count = PyTuple_GET_SIZE(items.ptr());
+  const Py_ssize_t count = tuple_size(items.ptr());
   if (static_cast<std::size_t>(count) != children_.size())
     raise(UNTORCH_INVALID_ARGUMENT, message() + " of " + std::to_string(count));
-  for (Py_ssize_t i = 0; i < count; ++i) found.add(PyTuple_GET_ITEM(items.ptr(), i));
+  for (Py_ssize_t i = 0; i < count; ++i) found.add(tuple_item(items.ptr(), i));
 }
 
 nb::object Tree::unflatten(PyObject* const*& next) const {
@@ -338,9 +339,9 @@ nb::object Tree::unflatten(PyObject* const*& next) const {
     for (Py_ssize_t i = 0; i < count; ++i) {
       PyObject* const child = children_[static_cast<std::size_t>(i)].unflatten(next).release().ptr();
       if (is_list) {
-        PyList_SET_ITEM(made.ptr(), i, child);
+        set_list_item(made.ptr(), i, child);
       } else {
-        PyTuple_SET_ITEM(made.ptr(), i, child);
+        set_tuple_item(made.ptr(), i, child);
       }
     }
     return made;

@@ -10,6 +10,7 @@
 #include <string>
 
 #include "dlpack.h"
+#include "python_api.h"
 
 namespace untorch::python {
 
@@ -55,7 +56,5 @@ inline const TypeRow* row_of(std::int32_t code) {
 void raise_argument(const char* method, std::size_t index, const std::string& text);
 // For an argument of another Python type: ArgumentTypeError, also a TypeError.
 void raise_argument_type(const char* method, std::size_t index, const std::string& text);
-
-inline std::string type_name(PyObject* object) { return Py_TYPE(object)->tp_name; }
 
 }  // namespace untorch::python

@@ -58,7 +58,9 @@ struct RowsOfA {
 
 // Rows of a that are loaded before the first of them is used.
 template <int Rows>
-inline constexpr int kRowsAtOnce = Rows<4 ? Rows : Rows> 8 ? 2 : 4;
+inline constexpr int kRowsAtOnce = Rows < 4   ? Rows
+                                   : Rows > 8 ? 2
+                                              : 4;
 
 // b's columns are dense: a warp's tile is 4 columns, its lanes lie along k (4 elements each, Steps times).
 template <int Rows, int Steps>
