@@ -22,6 +22,7 @@ from untorch.export.lm.embeddings import EmbeddingStep, embedding_method
 from untorch.export.lm.images import read_images
 from untorch.export.lm.lora import LoraStep, find_lora_layers, lora_method, lora_section
 from untorch.export.lm.pooled import PoolingPlan, dense_method, read_pooling
+from untorch.export.lm.refusal import warn_of_gpus
 from untorch.export.lm.rotary import fix_rotary_embeddings
 from untorch.export.lm.source import load_model, read_settings, read_task, read_tokenizer
 from untorch.export.lm.step import Step
@@ -212,6 +213,7 @@ def write_language_model(
         fix_rotary_embeddings(module, settings["max_positions"])
         latent = keeps_latents(module, device, weights)
         step = Step(module, block_size, latent, settings["max_positions"], position_rows=rows)
+        warn_of_gpus(step.architecture, str(device))
         check_chunks(step, settings["vocabulary"])
         check_model(step, settings["vocabulary"], settings["max_positions"])
         if part is not None:
