@@ -15,7 +15,7 @@ SOURCES := $(shell find src native cmake -type f -not -name '*.pyc' -not -name '
 SENTENCES ?=
 BENCH_OPTIONS ?=
 
-.PHONY: wheels demo test exhaustive quick lint sanitize fuzz soak soak-serve bench bench-int8 bench-llm test-gpu build-gpu build-race bench-gpu sanitize-gpu docs clean help
+.PHONY: wheels demo test exhaustive quick lint sanitize fuzz soak soak-serve bench bench-int8 bench-llm test-gpu test-gpu-llm build-gpu build-race bench-gpu sanitize-gpu docs clean help
 
 help:
 	@echo "make demo      export a real sentence model, run it without torch (SENTENCES='first|second|…')"
@@ -26,6 +26,7 @@ help:
 	@echo "make soak      32 threads on several models, MINUTES=60"
 	@echo "make soak-serve  untorch serve at 80 % of its largest load, MINUTES=20"
 	@echo "make test-gpu  builds in place and runs tests/gpu with python3's torch, on a machine with a GPU (TESTS=…)"
+	@echo "make test-gpu-llm  what make test shows of language models on CPUs, with packages for CUDA, there"
 	@echo "make bench-gpu the GPU benchmarks, there"
 	@echo "make sanitize-gpu  the kernels' tests under compute-sanitizer, there"
 	@echo "make wheels    CPU-only wheels for PYTHONS='python3.10 python3.12 …', repaired by auditwheel and tried (WHEEL_OPTIONS=…)"
@@ -222,7 +223,7 @@ GPU_ARCHITECTURES ?= $(shell nvidia-smi --query-gpu=compute_cap --format=csv,noh
 # Absolute paths: tests and benchmarks start processes in other folders.
 GPU_ENVIRONMENT := CC=/usr/bin/gcc CXX=/usr/bin/g++ PYTHONPATH=$(CURDIR)/src UNTORCH_LIBRARY=$(CURDIR)/build/gpu/native/libuntorch.so
 TESTS ?= tests/gpu
-# Tests of packages for CPUs whose packages may be for CUDA as well.
+# Tests of language models' packages for CPUs, which test those for CUDA as well.
 CUDA_TESTS ?= $(addprefix tests/conformance/test_,llm_engine.py llm_lora.py llm_speculation.py llm_states.py multimodal.py \
   pooled_models.py vision_language.py)
 PYTEST_OPTIONS ?=
@@ -243,6 +244,8 @@ build-race:
 # Warnings of other torch versions are no errors here.
 test-gpu: build-gpu
 	$(GPU_ENVIRONMENT) $(GPU_PYTHON) -m pytest $(TESTS) -o filterwarnings=default $(PYTEST_OPTIONS)
+
+test-gpu-llm: build-gpu
 	$(GPU_ENVIRONMENT) UNTORCH_TEST_DEVICE=cuda $(GPU_PYTHON) -m pytest $(CUDA_TESTS) -m "" -o filterwarnings=default $(PYTEST_OPTIONS)
 
 sanitize-gpu: build-gpu build-race

@@ -16,7 +16,7 @@ from untorch.ops.w4a8 import W4A8_PART, quantize_parts
 from untorch.ops.w4a8_layout import pack_w4a8
 from untorch.quant import Int4Experts, Int4Linear
 
-# What packages are for: "cuda" on machines with a GPU, `make test-gpu`.
+# What packages are for: "cuda" on machines with a GPU, `make test-gpu-llm`.
 DEVICE = os.environ.get("UNTORCH_TEST_DEVICE", "cpu")
 CHOOSE = ["choose"] if DEVICE == "cuda" else []  # the method that chooses tokens
 

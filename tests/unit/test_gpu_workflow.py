@@ -23,7 +23,7 @@ def commands(*arguments: str) -> str:
     return done.stdout
 
 
-@pytest.mark.parametrize("target", ["test-gpu", "bench-gpu", "sanitize-gpu"])
+@pytest.mark.parametrize("target", ["test-gpu", "test-gpu-llm", "bench-gpu", "sanitize-gpu"])
 def test_paths_in_the_environment_are_absolute(target: str) -> None:
     lines = [line for line in commands(target, "GPU_PYTHON=/usr/bin/python3").splitlines() if "PYTHONPATH=" in line]
     assert lines
@@ -56,7 +56,7 @@ def test_the_parts_of_the_workflow_are_all_tests() -> None:
 def test_the_workflow_runs_targets_that_exist() -> None:
     steps = yaml.safe_load((ROOT / ".github/workflows/gpu.yml").read_text())["jobs"]["gpu"]["steps"]
     targets = {match[1] for step in steps if (match := re.match(r"make ([a-z-]+)", step.get("run", "")))}
-    assert targets == {"build-gpu", "test-gpu", "bench-gpu"}
+    assert targets == {"build-gpu", "test-gpu", "test-gpu-llm", "bench-gpu"}
     for target in targets:
         commands(target, "GPU_PYTHON=/usr/bin/python3")
 
