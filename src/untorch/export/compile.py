@@ -173,7 +173,7 @@ def _complete(begun: Compilation, produced: Produced) -> None:
 
 
 def generate_code(method: Method, folder: Path) -> GeneratedCode:
-    """Traces a method and does what compile_method does up to the generated code.
+    """Traces a method and does what begin_compile does up to the generated code.
 
     Raises CompileError or UnsupportedError.
     """

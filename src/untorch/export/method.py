@@ -2,7 +2,7 @@
 
 Stages take a Method and return one, in turn: planned (``methods.plan_methods``), quantised
 (``quantize.quantize_methods``), moved (``move.Movers``), traced (``tracing.trace_method``), compiled
-(``compile.compile_method``), written and verified (``exporter.export``).
+(``compile.begin_compile``), written and verified (``exporter.export``).
 """
 
 from __future__ import annotations
