@@ -1,16 +1,19 @@
 """Fills the table of docs/recipes.md: ``measure`` exports tiny random folders, ``render`` writes the page from JSON.
 
-``python scripts/render_recipes.py measure [NAME …]`` needs torch and transformers, and runs the packages with
-UNTORCH_RUN_PYTHON. Results are kept in docs/recipes.json.
+``python scripts/render_recipes.py measure [NAME …]`` needs torch and transformers, of text-to-image diffusers, too, and
+runs the packages with UNTORCH_RUN_PYTHON. Results are kept in docs/recipes.json, with the date and the versions.
 """
 
 from __future__ import annotations
 
+import datetime
+import importlib.metadata
 import json
 import sys
 import tempfile
 import time
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "docs" / "recipes.json"
@@ -21,13 +24,19 @@ TOLERANCE = 1e-4
 
 def measure(names: list[str]) -> None:
     sys.path.insert(0, str(ROOT))
-    from tests import recipe_models
+    from tests import diffusion_models, recipe_models
     from untorch.export import export_folder
 
     rows = json.loads(RESULTS.read_text()) if RESULTS.is_file() else {}
-    for name in names or recipe_models.FOLDERS:
-        task, architecture = recipe_models.FOLDERS[name][:2]
-        row = {"architecture": architecture, "task": task, "exported": False}
+    folders = {name: fields[:2] for name, fields in recipe_models.FOLDERS.items()}
+    folders |= {name: ("text-to-image", architecture) for name, architecture in recipe_models.DIFFUSION.items()}
+    for name in names or folders:
+        task, architecture = folders[name]
+        row: dict[str, Any] = {"architecture": architecture, "task": task, "exported": False}
+        row["date"] = datetime.datetime.now(datetime.UTC).date().isoformat()
+        row |= {library: importlib.metadata.version(library) for library in ("torch", "transformers")}
+        if name in recipe_models.DIFFUSION:
+            row["diffusers"] = diffusion_models.import_diffusers().__version__
         with tempfile.TemporaryDirectory() as temporary:
             folder, package = Path(temporary, name), Path(temporary, "model.pt2")
             folder.mkdir()
@@ -47,7 +56,7 @@ def measure(names: list[str]) -> None:
         RESULTS.write_text(json.dumps(rows, indent=1) + "\n")
 
 
-def table(rows: dict[str, dict]) -> str:
+def table(rows: dict[str, dict[str, Any]]) -> str:
     lines = [
         "| Architecture | Task | Exported | Equal to transformers' pipeline | File | Export |",
         "|---|---|---|---|---:|---:|",

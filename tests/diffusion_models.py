@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-__all__ = ["import_diffusers", "make_folder", "make_tokenizer", "make_xl_folder", "scheduler_config"]
+__all__ = ["import_diffusers", "make_folder", "make_pipeline", "make_tokenizer", "make_xl_folder", "scheduler_config"]
 
 ROOT = Path(__file__).resolve().parents[1]
 WORDS = ["a", "cat", "dog", "on", "mat", "photo", "of", "red", "the"]
@@ -102,3 +102,24 @@ def make_xl_folder(diffusers: Any, folder: Path) -> None:
     scheduler_config(folder, "DDIMScheduler", steps_offset=1, clip_sample=False, set_alpha_to_one=False)
     index = {"_class_name": "StableDiffusionXLPipeline", "force_zeros_for_empty_prompt": True}
     (folder / "model_index.json").write_text(json.dumps(index))
+
+
+def make_pipeline(diffusers: Any, folder: Path) -> Any:
+    """diffusers' pipeline of a folder that was made here, with DDIM."""
+    from transformers import CLIPTextModel, CLIPTextModelWithProjection
+
+    parts = {
+        "vae": diffusers.AutoencoderKL.from_pretrained(folder / "vae"),
+        "unet": diffusers.UNet2DConditionModel.from_pretrained(folder / "unet"),
+        "text_encoder": CLIPTextModel.from_pretrained(folder / "text_encoder"),
+        "tokenizer": make_tokenizer(),
+        "scheduler": diffusers.DDIMScheduler.from_pretrained(folder / "scheduler"),
+    }
+    if (folder / "text_encoder_2").is_dir():
+        second = CLIPTextModelWithProjection.from_pretrained(folder / "text_encoder_2")
+        return diffusers.StableDiffusionXLPipeline(
+            **parts, text_encoder_2=second, tokenizer_2=make_tokenizer(pad="[UNK]"), add_watermarker=False
+        )
+    return diffusers.StableDiffusionPipeline(
+        **parts, safety_checker=None, feature_extractor=None, requires_safety_checker=False
+    )

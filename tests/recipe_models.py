@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 __all__ = [
-    "FOLDERS", "difference", "expected_results", "inputs_for", "make_folder", "picture", "plain", "run_without_torch",
+    "DIFFUSION", "FOLDERS", "difference", "expected_results", "inputs_for", "make_folder", "picture", "plain", "run_without_torch",
 ]  # fmt: skip
 
 LABELS = ["O", "B-PER", "I-PER", "B-LOC", "I-LOC"]
@@ -189,6 +189,8 @@ FOLDERS: dict[str, tuple[str, str, dict[str, Any], str, dict[str, Any]]] = {
     "hubert": ("automatic-speech-recognition", "HubertForCTC", {}, "", {}),
     "whisper": ("automatic-speech-recognition", "WhisperForConditionalGeneration", {}, "", {}),
 }  # fmt: skip
+# Of tests/diffusion_models.py, by diffusers. name: the pipeline's class
+DIFFUSION = {"stable-diffusion": "StableDiffusionPipeline", "stable-diffusion-xl": "StableDiffusionXLPipeline"}
 
 
 def make_tokenizer() -> Any:
@@ -246,6 +248,12 @@ def make_folder(name: str, folder: Path) -> str:
     import torch
     import transformers
 
+    if name in DIFFUSION:
+        from tests import diffusion_models
+
+        make = diffusion_models.make_xl_folder if name.endswith("-xl") else diffusion_models.make_folder
+        make(diffusion_models.import_diffusers(), folder)
+        return "text-to-image"
     torch.manual_seed(0)
     task, kind, fields, processor, settings = FOLDERS[name]
     if task == "automatic-speech-recognition":
@@ -357,6 +365,9 @@ def inputs_for(task: str) -> tuple[list[Any], dict[str, Any]]:
         return [QUERY, {**QUERY, "query": "dogs"}], {}
     if task == "fill-mask":
         return MASKED, {}
+    if task == "text-to-image":
+        latents = np.random.default_rng(0).standard_normal((4, 8, 8), np.float32)
+        return ["a photo of a cat", "the red dog"], {"num_inference_steps": 4, "latents": latents, "output_type": "np"}
     if takes_images(task):
         by_task: dict[str, dict[str, Any]] = {
             "zero-shot-image-classification": {"candidate_labels": CANDIDATES}, "object-detection": {"threshold": 0.1},
@@ -407,13 +418,19 @@ def expected_dense(folder: Path, texts: list[str], prompt_name: str = "query") -
 
 
 def expected_results(folder: Path, task: str, **changes: Any) -> Any:
-    """What transformers' pipeline gives; of embeddings, the mean over the tokens, normalised."""
+    """What transformers' pipeline gives, or diffusers'; of embeddings, the mean over the tokens, normalised."""
     import torch
     import transformers
     from PIL import Image
 
     inputs, options = inputs_for(task)
     options |= changes
+    if task == "text-to-image":
+        from tests import diffusion_models
+
+        eager = diffusion_models.make_pipeline(diffusion_models.import_diffusers(), folder)
+        options["latents"] = torch.from_numpy(options["latents"])[None]
+        return [eager(text, **options).images[0] for text in inputs]
     if task == "reranking":
         return [expected_ranking(folder, given) for given in inputs]
     if (folder / "2_Dense").is_dir():

@@ -59,7 +59,6 @@ def run_calls(package: Path, latents: np.ndarray, calls: list[tuple[str, dict[st
 @pytest.mark.slow
 def test_pixels_equal_those_of_diffusers(tmp_path: Path) -> None:
     import torch
-    from transformers import CLIPTextModel
 
     from untorch.export import export_folder
 
@@ -73,14 +72,7 @@ def test_pixels_equal_those_of_diffusers(tmp_path: Path) -> None:
     latents = np.random.default_rng(0).standard_normal((4, 8, 8), np.float32)
     found = run_calls(package, latents, CALLS, tmp_path)
 
-    scheduler = diffusers.DDIMScheduler.from_pretrained(folder / "scheduler")
-    eager = diffusers.StableDiffusionPipeline(
-        vae=diffusers.AutoencoderKL.from_pretrained(folder / "vae"),
-        unet=diffusers.UNet2DConditionModel.from_pretrained(folder / "unet"),
-        text_encoder=CLIPTextModel.from_pretrained(folder / "text_encoder"),
-        tokenizer=diffusion_models.make_tokenizer(), scheduler=scheduler, safety_checker=None, feature_extractor=None,
-        requires_safety_checker=False,
-    )  # fmt: skip
+    eager = diffusion_models.make_pipeline(diffusers, folder)
     for (text, options), image in zip(CALLS, found, strict=True):
         wanted = eager(text, latents=torch.from_numpy(latents)[None], output_type="np", **options).images[0]
         np.testing.assert_allclose(image, wanted, atol=2e-4)
@@ -90,7 +82,6 @@ def test_pixels_equal_those_of_diffusers(tmp_path: Path) -> None:
 @pytest.mark.exhaustive
 def test_pixels_of_xl_equal_those_of_diffusers(tmp_path: Path) -> None:
     import torch
-    from transformers import CLIPTextModel, CLIPTextModelWithProjection
 
     from untorch.export import export_folder
 
@@ -104,14 +95,7 @@ def test_pixels_of_xl_equal_those_of_diffusers(tmp_path: Path) -> None:
     latents = np.random.default_rng(0).standard_normal((4, 8, 8), np.float32)
     found = run_calls(package, latents, XL_CALLS, tmp_path)
 
-    eager = diffusers.StableDiffusionXLPipeline(
-        vae=diffusers.AutoencoderKL.from_pretrained(folder / "vae"),
-        unet=diffusers.UNet2DConditionModel.from_pretrained(folder / "unet"),
-        text_encoder=CLIPTextModel.from_pretrained(folder / "text_encoder"),
-        text_encoder_2=CLIPTextModelWithProjection.from_pretrained(folder / "text_encoder_2"),
-        tokenizer=diffusion_models.make_tokenizer(), tokenizer_2=diffusion_models.make_tokenizer(pad="[UNK]"),
-        scheduler=diffusers.DDIMScheduler.from_pretrained(folder / "scheduler"), add_watermarker=False,
-    )  # fmt: skip
+    eager = diffusion_models.make_pipeline(diffusers, folder)
     for (text, options), image in zip(XL_CALLS, found, strict=True):
         wanted = eager(text, latents=torch.from_numpy(latents)[None], output_type="np", **options).images[0]
         np.testing.assert_allclose(image, wanted, atol=2e-4)
