@@ -2,6 +2,7 @@
 
 ``python scripts/render_llm.py measure [NAME …]`` needs torch and transformers. Each model's step runs in the engine,
 not compiled, and its greedy tokens are compared with those of ``generate``. Results are kept in docs/llm.json.
+A name of a language model and of one that sees images measures both.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import json
 import sys
 import warnings
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +18,11 @@ ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "docs" / "llm.json"
 PAGE = ROOT / "docs" / "llm.md"
 BEGIN, END = "<!-- architectures -->", "<!-- end -->"
+
+
+def row_name(name: str, has_images: bool, texts: Sequence[str]) -> str:
+    """The key of a model in the JSON. A few are both: a language model alone, and one that sees images."""
+    return f"{name} with images" if has_images and name in texts else name
 
 
 def measure(names: list[str]) -> None:
@@ -32,10 +39,16 @@ def measure(names: list[str]) -> None:
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)  # the models are too small for more
     rows = json.loads(RESULTS.read_text()) if RESULTS.is_file() else {}
-    for name in names or [*SERVED, *MORE, *CONFIGS]:
+    texts, images = [*SERVED, *MORE], [*CONFIGS]
+    if unknown := [name for name in names if name not in (*texts, *images)]:
+        sys.exit(f"unknown: {', '.join(unknown)}; known are {', '.join((*texts, *images))}")
+    asked = [(name, False) for name in texts] + [(name, True) for name in images]
+    for name, has_images in asked:
+        if names and name not in names:
+            continue
         row: dict[str, Any] = {"equal": False, "transformers": transformers.__version__}
         try:
-            step = check_images_greedy(name) if name in CONFIGS else check_greedy(name)
+            step = check_images_greedy(name) if has_images else check_greedy(name)
         except Exception as error:
             row["error"] = f"{type(error).__name__}: {error}"[-600:]
         else:
@@ -46,10 +59,11 @@ def measure(names: list[str]) -> None:
                 "chunks": any(layer.chunk for layer in step.layers),
                 "latents": bool(step.absorbed),
                 "states": bool(step.state_layers),
-                "images": name in CONFIGS,
+                "images": has_images,
             }
-        rows[name] = row
-        print(name, row, flush=True)
+        key = row_name(name, has_images, texts)
+        rows[key] = row
+        print(key, row, flush=True)
         RESULTS.write_text(json.dumps(dict(sorted(rows.items())), indent=1) + "\n")
 
 

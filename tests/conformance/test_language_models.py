@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from tests.conformance.language_models import MORE, REFUSED, SERVED, VOCABULARY, RoundedCache, greedy, make_model
+from tests.vision_models import CONFIGS
 from untorch.export import CompileError
 from untorch.export.lm.check import check_chunks, check_model
 from untorch.export.lm.step import Step
@@ -93,7 +94,8 @@ def test_continuous_batching(name: str) -> None:
 def test_the_docs_have_all_of_them() -> None:
     """scripts/render_llm.py measures them: run it for those that are new."""
     rows = json.loads(Path(__file__).parents[2].joinpath("docs", "llm.json").read_text())
-    assert rows.keys() == {*SERVED, *MORE}
+    names = {*SERVED, *MORE}
+    assert rows.keys() == names | {f"{name} with images" if name in names else name for name in CONFIGS}
 
 
 @pytest.mark.parametrize("name", ["Qwen3Next", "GraniteMoeHybrid"])
