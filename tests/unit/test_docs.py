@@ -14,6 +14,7 @@ from types import ModuleType
 import pytest
 
 import untorch
+from tests import recipe_models
 from tests.warm_process import run_warm
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -191,6 +192,18 @@ def test_the_table_of_language_models_is_up_to_date() -> None:
     assert [name for name, row in rows.items() if not row["equal"]] == []
     assert f"interface, {len(rows)} architectures among the tests" in (ROOT / "README.md").read_text()
     assert f"\n{len(rows)} architectures of transformers give the tokens of its `generate`:" in text
+    assert script.row_name("Qwen3_5", True, ["Qwen3_5"]) == "Qwen3_5 with images"
+    assert script.row_name("Qwen3VL", True, ["Qwen3_5"]) == "Qwen3VL"
+    assert script.row_name("Qwen3_5", False, ["Qwen3_5"]) == "Qwen3_5"
+
+
+def test_the_table_of_recipes_is_up_to_date() -> None:
+    script = load_script("render_recipes")
+    text = script.PAGE.read_text()
+    rows = json.loads(script.RESULTS.read_text())
+    assert script.table(rows) in text, "run python scripts/render_recipes.py render"
+    assert [name for name, row in rows.items() if not row.get("difference", 1) <= script.TOLERANCE] == []
+    assert rows.keys() == {*recipe_models.FOLDERS, *recipe_models.DIFFUSION}, "measure those that are new"
 
 
 def test_what_the_lists_say() -> None:
