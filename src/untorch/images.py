@@ -5,13 +5,14 @@ from __future__ import annotations
 import importlib
 import io
 import os
+import warnings
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
-from untorch.runtime.errors import ArgumentTypeError, InvalidArgumentError, UnsupportedError, file_error
-from untorch.validation import refuse_url
+from untorch.runtime.errors import ArgumentTypeError, InvalidArgumentError, UnsupportedError
+from untorch.validation import missing_file, refuse_url
 
 __all__ = ["read_image"]
 
@@ -21,7 +22,8 @@ def read_image(
 ) -> Any:
     """A Pillow image, RGB: of a path, the bytes of a file, a Pillow image, or an array [height, width, 3] uint8.
 
-    It is turned as its EXIF orientation says.
+    It is turned as its EXIF orientation says. Of several frames it is the first. Transparency is left out. Values of
+    16 bits, 32 bits and floats are taken as from 0 to 255, as Pillow and transformers do; a warning says so of others.
 
     Args:
         source: The image.
@@ -37,7 +39,14 @@ def read_image(
     """
     module = _import("PIL.Image", where, extra)
     if isinstance(source, module.Image):
-        return _upright(source, where, extra)
+        if 0 in source.size:
+            raise InvalidArgumentError(f"{where}: expected an image with pixels, got {source.width} × {source.height}")
+        try:
+            return _upright(source, where, extra)
+        except MemoryError:
+            raise
+        except Exception as error:  # its file is read now, and may be damaged or closed
+            raise InvalidArgumentError(f"{where}: expected an image that Pillow reads: {error}") from None
     if isinstance(source, np.ndarray):
         if source.dtype != np.uint8 or source.ndim != 3 or source.shape[2] != 3 or 0 in source.shape:
             raise InvalidArgumentError(
@@ -48,10 +57,12 @@ def read_image(
         path = os.fspath(source)
         if not os.path.isfile(path):
             refuse_url(where, path)
-            raise file_error(f"{where}: there is no file {path}", 2, str(path))
+            raise missing_file(where, path)
         opened: Any = path
+        got = str(path)
     elif isinstance(source, bytes):
         opened = io.BytesIO(source)
+        got = f"{len(source)} bytes that begin with {source[:8]!r}" if source else "no bytes"
     else:
         raise ArgumentTypeError(
             f"{where}: expected a path, bytes, a Pillow image, an array, or a list of them, got {type(source).__name__}"
@@ -68,13 +79,27 @@ def read_image(
         raise
     except module.UnidentifiedImageError:
         known = "a format that Pillow knows" if formats is None else ", ".join(formats)
-        raise InvalidArgumentError(f"{where}: expected an image that Pillow reads: {known}") from None
+        raise InvalidArgumentError(f"{where}: expected an image that Pillow reads: {known}; got {got}") from None
     except Exception as error:  # a damaged file may lead Pillow to any
-        raise InvalidArgumentError(f"{where}: expected an image that Pillow reads: {error}") from None
+        raise InvalidArgumentError(f"{where}: expected an image that Pillow reads: {error}; got {got}") from None
 
 
 def _upright(image: Any, where: str, extra: str) -> Any:
+    if image.mode in ("I", "F") or image.mode.startswith("I;16"):
+        _warn_of_range(image, where)
     return _import("PIL.ImageOps", where, extra).exif_transpose(image).convert("RGB")
+
+
+def _warn_of_range(image: Any, where: str) -> None:
+    """Pillow clips values to 8 bits: 16-bit images become white, floats up to 1 black."""
+    low, high = image.getextrema()
+    if low < 0 or high > 255 or (image.mode == "F" and low < high <= 1):
+        warnings.warn(
+            # Without the values: Python remembers each text that it has shown.
+            f"{where}: expected values from 0 to 255, got others in an image of Pillow's mode {image.mode}, which are "
+            "clipped: scale it to 8 bits",
+            stacklevel=4,
+        )
 
 
 def _import(module: str, where: str, extra: str) -> Any:

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import difflib
+import errno
+import os
 import re
 import types
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal, Union, get_args, get_origin
 
-from untorch.runtime.errors import InvalidArgumentError
+from untorch.runtime.errors import FileOpenError, InvalidArgumentError, file_error
 
-__all__ = ["OptionError", "check_option", "hint", "refuse_url"]
+__all__ = ["OptionError", "check_option", "hint", "missing_file", "refuse_url"]
 
+_LONGEST_PATH = 4096  # Linux's PATH_MAX
 _URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/|data:")  # pathlib makes one slash of two
 
 
@@ -32,6 +35,18 @@ def refuse_url(where: str, path: Any) -> None:
             f"{where}: expected a file, got the URL {path:.200}, which is not fetched: download it, and pass its "
             "path or bytes"
         )
+
+
+def missing_file(where: str, path: Any) -> FileOpenError:
+    """The error for a path that is no file's: FileMissingError."""
+    text = str(path)
+    if not text:
+        problem = "'': the path is empty"
+    elif len(text) > _LONGEST_PATH:  # the contents of one, perhaps
+        problem = f"{text:.80}…: expected a path, got {len(text)} characters: pass the contents of a file as bytes"
+    else:
+        problem = f"{text}: it is a folder, pass its files" if os.path.isdir(text) else text
+    return file_error(f"{where}: there is no file {problem}", errno.ENOENT, text)
 
 
 def check_option(name: str, value: Any, kind: Any) -> None:

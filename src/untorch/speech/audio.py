@@ -10,9 +10,9 @@ from typing import Any, BinaryIO
 import numpy as np
 from numpy.typing import NDArray
 
-from untorch.runtime.errors import InvalidArgumentError, UnsupportedError, file_error
+from untorch.runtime.errors import ArgumentTypeError, InvalidArgumentError, UnsupportedError
 from untorch.speech.resample import HIGHEST_RATE, LOWEST_RATE, resample
-from untorch.validation import refuse_url
+from untorch.validation import missing_file, refuse_url
 
 __all__ = ["AudioSource", "read_audio"]
 
@@ -39,7 +39,7 @@ def read_audio(
         UnsupportedError: A file needs the package soundfile.
     """
     if isinstance(source, np.ndarray):
-        samples, rate = _of_array(source), sampling_rate if source_rate is None else source_rate
+        samples, rate = _of_array(source), sampling_rate if source_rate is None else _read_rate(source_rate)
     elif source_rate is not None:
         raise InvalidArgumentError("audio: source_rate: is for an array; a file says its own rate")
     else:
@@ -53,6 +53,16 @@ def read_audio(
     return resample(samples, rate, sampling_rate)
 
 
+def _read_rate(given: Any) -> int:
+    """Of an array. Whole floats are rates, too: some libraries give them."""
+    is_number = isinstance(given, int | float | np.integer | np.floating) and not isinstance(given, bool)
+    if not is_number or not LOWEST_RATE <= given <= HIGHEST_RATE or given != int(given):
+        raise InvalidArgumentError(
+            f"audio: sampling_rate: expected a whole number from {LOWEST_RATE} to {HIGHEST_RATE} Hz, got {given!r:.80}"
+        )
+    return int(given)
+
+
 def _of_array(given: NDArray[Any]) -> NDArray[np.float32]:
     is_int16 = given.dtype == np.int16
     if given.ndim not in (1, 2) or not (given.dtype.kind == "f" or is_int16):
@@ -62,6 +72,7 @@ def _of_array(given: NDArray[Any]) -> NDArray[np.float32]:
     if given.ndim == 2 and not 1 <= given.shape[1] <= _MOST_CHANNELS:
         raise InvalidArgumentError(
             f"audio: expected [n, channels] with 1 to {_MOST_CHANNELS} channels, got {list(given.shape)}"
+            + (": pass its transpose" if 1 <= len(given) <= _MOST_CHANNELS < given.shape[1] else "")
         )
     samples = given.astype(np.float32)
     if is_int16:
@@ -82,12 +93,15 @@ def _of_file(source: Any, max_seconds: float) -> tuple[NDArray[np.float32], int]
         path = os.fspath(source)
         if not os.path.isfile(path):
             refuse_url("audio", path)
-            raise file_error(f"audio: there is no file {path}", 2, str(path))
+            raise missing_file("audio", path)
         source = path
     elif not hasattr(source, "read"):
         raise InvalidArgumentError(
             f"audio: expected a path, bytes, a binary file or an array, got {type(source).__name__}"
+            + (": pass its samples as an array, and their rate as sampling_rate" if isinstance(source, dict) else "")
         )
+    elif isinstance(source, io.TextIOBase):
+        raise ArgumentTypeError('audio: expected a binary file, got one that was opened as text: open it with "rb"')
     try:
         with soundfile.SoundFile(source) as file:
             rate, channels = int(file.samplerate), int(file.channels)

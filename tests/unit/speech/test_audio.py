@@ -69,7 +69,10 @@ def test_arrays() -> None:
         (np.zeros((2, 2, 2)), r"audio: expected an array \[n\] or \[n, channels\] of floats or int16, got float64"),
         (np.zeros(3, np.int32), "of floats or int16, got int32"),
         (np.zeros((3, 65), np.float32), r"audio: expected \[n, channels\] with 1 to 64 channels, got \[3, 65\]"),
+        (np.zeros((2, 99), np.float32), r"got \[2, 99\]: pass its transpose"),
         (7, "audio: expected a path, bytes, a binary file or an array, got int"),
+        ({"raw": SOUND}, "got dict: pass its samples as an array, and their rate as sampling_rate"),
+        (io.StringIO("RIFF"), 'expected a binary file, got one that was opened as text: open it with "rb"'),
     ],
     # A file has the second in which it was written, and pytest-xdist wants the same names in all processes.
     ids=lambda value: value if isinstance(value, str) else type(value).__name__,
@@ -90,6 +93,17 @@ def test_a_header_that_lies() -> None:
 def test_a_rate_of_a_file() -> None:
     with pytest.raises(InvalidArgumentError, match="audio: source_rate: is for an array; a file says its own rate"):
         read_audio(encoded(), RATE, source_rate=8000)
+
+
+def test_rates_of_arrays() -> None:
+    expected = read_audio(SOUND, RATE, source_rate=8000)
+    for rate in (8000.0, np.int64(8000), np.float32(8000)):
+        np.testing.assert_array_equal(read_audio(SOUND, RATE, source_rate=rate), expected)  # type: ignore[arg-type]
+    for wrong in ("8000", [8000], 0, -1, True, 8000.5, 3999, 400000, float("nan"), float("inf"), np.array([8000])):
+        with pytest.raises(
+            InvalidArgumentError, match="^audio: sampling_rate: expected a whole number from 4000 to 384000 Hz, got "
+        ):
+            read_audio(SOUND, RATE, source_rate=wrong)  # type: ignore[arg-type]
 
 
 def test_no_file(tmp_path: Path) -> None:
