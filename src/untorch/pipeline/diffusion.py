@@ -50,14 +50,18 @@ class TextToImage(Pipeline):
             raise InvalidArgumentError(f"pipeline: guidance_scale: expected a number, got {scale!r:.80}")
         if kind not in _OUTPUTS:
             raise InvalidArgumentError(f"pipeline: output_type: expected {' or '.join(_OUTPUTS)}, got {kind!r:.80}")
-        random = np.random.default_rng(options.get("seed"))
+        negative, random = options.get("negative_prompt"), _read_seed(options.get("seed"))
+        if negative is not None and not isinstance(negative, str):
+            raise ArgumentTypeError(
+                f"pipeline: negative_prompt: expected a string, got {type(negative).__name__} {negative!r:.80}"
+            )
         found = []
         for text in inputs:
             if not isinstance(text, str):
                 raise ArgumentTypeError(f"pipeline: inputs: expected a string, got {type(text).__name__}")
             sampler = self._sampler(steps)
             latents = self._noise(options.get("latents"), random) * np.float32(sampler.initial_scale)
-            conditions = self._encode(text, options.get("negative_prompt"), scale > 1)
+            conditions = self._encode(text, negative, scale > 1)
             found.append(self._image(conditions, latents, sampler, float(scale), kind))
         return found
 
@@ -115,3 +119,11 @@ class TextToImage(Pipeline):
         if kind == "np":
             return image
         return import_extra("PIL.Image", "pillow", "an image").fromarray((image * 255).round().astype(np.uint8))
+
+
+def _read_seed(seed: Any) -> np.random.Generator:
+    """Raises InvalidArgumentError."""
+    try:
+        return np.random.default_rng(seed)
+    except (TypeError, ValueError):
+        raise InvalidArgumentError(f"pipeline: seed: expected an integer from 0, got {seed!r:.80}") from None

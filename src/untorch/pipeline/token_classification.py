@@ -35,7 +35,7 @@ class TokenClassification(TextPipeline):
 
     def run(self, inputs: Sequence[Any], options: Mapping[str, Any], is_list: bool) -> list[Any]:
         """See the class."""
-        strategy, ignored = options.get("aggregation_strategy", "none"), options.get("ignore_labels", ["O"])
+        strategy, ignored = options.get("aggregation_strategy", "none"), _read_labels(options.get("ignore_labels"))
         if strategy not in STRATEGIES:
             raise InvalidArgumentError(
                 f"pipeline: aggregation_strategy: expected {', '.join(STRATEGIES)}, got {strategy!r:.80}"
@@ -106,6 +106,18 @@ class TokenClassification(TextPipeline):
             "word": self.tokens.join([entity["word"] for entity in entities]),
             "start": entities[0]["start"], "end": entities[-1]["end"],
         }  # fmt: skip
+
+
+def _read_labels(given: Any) -> frozenset[str]:
+    """Labels that are left out. Raises InvalidArgumentError."""
+    if given is None:
+        return frozenset(["O"])
+    labels = [given] if isinstance(given, str) else given
+    if not isinstance(labels, list | tuple | set | frozenset) or not all(isinstance(one, str) for one in labels):
+        raise InvalidArgumentError(
+            f'pipeline: ignore_labels: expected a list of strings such as ["O"], got {given!r:.80}'
+        )
+    return frozenset(labels)
 
 
 def _words(tokens: list[_Token]) -> list[list[_Token]]:

@@ -1,0 +1,41 @@
+"""Text to image: options that are refused. tests/conformance/test_diffusion.py compares its pixels."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from untorch.pipeline.diffusion import TextToImage
+from untorch.runtime.errors import ArgumentTypeError, InvalidArgumentError
+
+
+def make() -> Any:
+    pipeline: Any = TextToImage.__new__(TextToImage)
+    pipeline.task, pipeline._scale = "text-to-image", 7.5
+    return pipeline
+
+
+@pytest.mark.parametrize(
+    ("options", "kind", "text"),
+    [
+        ({"seed": "one"}, InvalidArgumentError, "seed: expected an integer from 0, got 'one'"),
+        ({"seed": 1.5}, InvalidArgumentError, "seed: expected an integer from 0, got 1.5"),
+        ({"seed": -1}, InvalidArgumentError, "seed: expected an integer from 0, got -1"),
+        ({"negative_prompt": 3}, ArgumentTypeError, "negative_prompt: expected a string, got int 3"),
+        ({"negative_prompt": ["a"]}, ArgumentTypeError, "negative_prompt: expected a string, got list ['a']"),
+        ({"guidance_scale": np.nan}, InvalidArgumentError, "guidance_scale: expected a number, got nan"),
+        ({"output_type": "latent"}, InvalidArgumentError, "output_type: expected pil or np, got 'latent'"),
+    ],
+)
+def test_options_that_are_refused(options: dict[str, Any], kind: type[Exception], text: str) -> None:
+    with pytest.raises(kind) as caught:
+        make()("a cat", **options)
+    assert str(caught.value) == f"pipeline: {text}"
+
+
+def test_texts_that_are_refused() -> None:
+    for given in (None, 3, b"a cat", {"text": "a cat"}):
+        with pytest.raises(ArgumentTypeError, match="^pipeline: inputs: expected a string, got "):
+            make()(given)
