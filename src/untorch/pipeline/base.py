@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 import itertools
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -15,7 +17,10 @@ from untorch.pipeline.settings import Settings
 from untorch.runtime.errors import ArgumentTypeError, InvalidArgumentError
 from untorch.runtime.program import Program
 
-__all__ = ["Pipeline", "read_count"]
+__all__ = ["Pipeline", "numbered", "read_count", "renumbered"]
+
+_INPUTS = "pipeline: inputs: "
+_PLACE = re.compile(r"pipeline: inputs\[(\d+)\]")
 
 
 class Pipeline:
@@ -52,12 +57,19 @@ class Pipeline:
             return self.run([inputs], options, is_list=False)[0]
         results: list[Any] = []
         for begin in range(0, len(inputs), batch_size):
-            results += self.run(inputs[begin : begin + batch_size], options, is_list=True)
+            results += self._run_batch(inputs[begin : begin + batch_size], options, begin)
         return results
 
     def _stream(self, inputs: Iterator[Any], batch_size: int, options: Mapping[str, Any]) -> Iterator[Any]:
+        begin = 0
         while batch := list(itertools.islice(inputs, batch_size)):
-            yield from self.run(batch, options, is_list=True)
+            yield from self._run_batch(batch, options, begin)
+            begin += len(batch)
+
+    def _run_batch(self, inputs: Sequence[Any], options: Mapping[str, Any], begin: int) -> list[Any]:
+        """Of the inputs from ``begin`` on. Errors have the places of inputs among all of them."""
+        with renumbered(begin, len(inputs)):
+            return self.run(inputs, options, is_list=True)
 
     def run(self, inputs: Sequence[Any], options: Mapping[str, Any], is_list: bool) -> list[Any]:
         """A result for each input of one batch."""
@@ -101,6 +113,43 @@ class Pipeline:
 def _float32(found: Any) -> NDArray[np.float32]:
     array = found.numpy() if isinstance(found, Tensor) else np.asarray(found)
     return array.astype(np.float32, copy=False)
+
+
+@contextlib.contextmanager
+def numbered(index: int | None, begins: tuple[str, ...] = ("",)) -> Iterator[None]:
+    """Errors of one input of several say which it is.
+
+    Args:
+        index: None: it is the only one.
+        begins: What texts of errors about the input begin with; others are about options.
+    """
+    try:
+        yield
+    except InvalidArgumentError as error:
+        if index is None or not str(error).startswith(begins):
+            raise
+        text = str(error).removeprefix(_INPUTS).removeprefix("pipeline: ")
+        raise _with_text(error, f"pipeline: inputs[{index}]: {text}") from error.__cause__
+
+
+@contextlib.contextmanager
+def renumbered(begin: int, count: int) -> Iterator[None]:
+    """Errors of a batch of ``count`` inputs, the first of which is at ``begin``, have the places among all of them."""
+    try:
+        yield
+    except InvalidArgumentError as error:
+        text = str(error)
+        if place := _PLACE.match(text):
+            text = f"pipeline: inputs[{int(place[1]) + begin}]{text[place.end() :]}"
+        elif text.startswith(_INPUTS) and count == 1:
+            text = f"pipeline: inputs[{begin}]: {text.removeprefix(_INPUTS)}"
+        else:
+            raise
+        raise _with_text(error, text) from error.__cause__
+
+
+def _with_text(error: InvalidArgumentError, text: str) -> InvalidArgumentError:
+    return type(error)(text).with_traceback(error.__traceback__)
 
 
 def read_count(name: str, value: Any) -> int:

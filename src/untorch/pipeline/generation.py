@@ -6,11 +6,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
+
 from untorch.llm import Engine, SamplingParams
 from untorch.llm.settings import read_settings
-from untorch.pipeline.base import Pipeline
+from untorch.pipeline.base import Pipeline, numbered
 from untorch.pipeline.settings import Settings
-from untorch.runtime.errors import InvalidArgumentError, InvalidFileError
+from untorch.runtime.errors import ArgumentTypeError, InvalidArgumentError, InvalidFileError
 from untorch.runtime.program import Program
 
 __all__ = ["TASK", "TextGeneration"]
@@ -62,18 +64,37 @@ class TextGeneration(Pipeline):
         if not isinstance(stream, bool):
             raise InvalidArgumentError(f"pipeline: stream: expected True or False, got {stream!r:.80}")
         params = replace(self.engine.default_params, **given)
-        prompts = [self._prompt(one.value if isinstance(one, _One) else one) for one in inputs]
+        prompts = []
+        for index, one in enumerate(inputs):
+            with numbered(index if is_list else None):
+                prompts.append(self._prompt(one.value if isinstance(one, _One) else one))
         if stream:
             return [self._pieces(prompts[0], params)]
         outputs = self.engine.generate(prompts, params)
-        for output in outputs:
-            if output.error is not None:
-                raise output.error
+        for index, output in enumerate(outputs):
+            with numbered(index if is_list else None):
+                if output.error is not None:
+                    raise output.error
         return [output.text if self.engine.tokenizer is not None else output.token_ids for output in outputs]
 
     def _prompt(self, given: Any) -> Any:
         if isinstance(given, list | tuple) and given and isinstance(given[0], Mapping):
+            for message in given:
+                if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
+                    raise ArgumentTypeError(
+                        f'prompt: expected messages such as {{"role": "user", "content": "…"}}, got {message!r:.80}'
+                    )
             return self.engine.chat_prompt(given)
+        if isinstance(given, np.ndarray) and given.ndim == 1 and given.dtype.kind in "iu":
+            return given.tolist()
+        # What is a sequence of integers, or one of them, is no prompt for that.
+        if isinstance(given, bytes | bytearray | memoryview):
+            raise ArgumentTypeError(
+                f"prompt: expected text or a list of token ids, got {type(given).__name__}: decode it"
+            )
+        if isinstance(given, int | np.integer | np.ndarray):
+            got = f"{given.dtype} {list(given.shape)}" if isinstance(given, np.ndarray) else f"{given!r:.80}"
+            raise ArgumentTypeError(f"prompt: expected text or a list of token ids, got {got}")
         return given  # the engine says what it expects
 
     def _pieces(self, prompt: Any, params: SamplingParams) -> Iterator[Any]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+import numpy as np
 import pytest
 
 from tests.unit.llm.fake import TextRunner
@@ -72,6 +73,36 @@ def test_what_is_refused(pipeline: TextGeneration) -> None:
         pipeline(3.5)
     with pytest.raises(InvalidArgumentError, match="prompt: token 0: expected an id from 0 to 257, got 999"):
         pipeline([999])
+
+
+@pytest.mark.parametrize(
+    ("given", "text"),
+    [
+        (3, "prompt: expected text or a list of token ids, got 3"),
+        (np.int64(3), "prompt: expected text or a list of token ids, got np.int64(3)"),
+        (b"hi", "prompt: expected text or a list of token ids, got bytes: decode it"),
+        (np.zeros((1, 2), np.int64), "prompt: expected text or a list of token ids, got int64 [1, 2]"),
+        (np.zeros(2), "prompt: expected text or a list of token ids, got float64 [2]"),
+        (["hi", b"hi"], "pipeline: inputs[1]: prompt: expected text or a list of token ids, got bytes: decode it"),
+        (["hi"] * 70 + ["\ud800"], "pipeline: inputs[70]: prompt: expected Unicode text, got a lone surrogate"),
+        (["hi", ""], "pipeline: inputs[1]: prompt: expected at least one token, got none"),
+        (
+            [{"text": "hi"}],
+            'prompt: expected messages such as {"role": "user", "content": "…"}, got {\'text\': \'hi\'}',
+        ),
+        ([{"role": 1, "content": "hi"}], "prompt: expected messages such as "),
+    ],
+)
+def test_prompts_that_are_refused(pipeline: TextGeneration, given: Any, text: str) -> None:
+    with pytest.raises(InvalidArgumentError) as caught:
+        pipeline(given)
+    assert str(caught.value).startswith(text)
+
+
+def test_token_ids_and_iterators(pipeline: TextGeneration) -> None:
+    assert pipeline(np.array([5, 6]), max_tokens=3) == "Hel"
+    with pytest.raises(ArgumentTypeError, match=r"^pipeline: inputs\[0\]: prompt: expected text .*, got 5$"):
+        list(pipeline(iter([5, 6])))
 
 
 def test_models_that_generate_nothing() -> None:
