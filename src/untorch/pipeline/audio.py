@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from untorch.pipeline.base import Pipeline, read_count
+from untorch.pipeline.base import Pipeline, numbered, read_count
 from untorch.pipeline.scores import activate, best
 from untorch.runtime.errors import InvalidArgumentError
 from untorch.speech.audio import read_audio
@@ -25,12 +25,13 @@ class AudioClassification(Pipeline):
         rate, fewest = self.settings.get("sampling_rate", int), self.settings.get("min_samples", int)
         longest = self.settings.get("max_samples", int)
         found = []
-        for source in inputs:
-            samples = read_audio(source, rate, source_rate=options.get("sampling_rate"))
-            if not fewest <= len(samples) <= longest:
-                raise InvalidArgumentError(
-                    f"pipeline: inputs: expected {fewest} to {longest} samples at {rate} Hz, got {len(samples)}"
-                )
+        for index, source in enumerate(inputs):
+            with numbered(index if is_list else None):
+                samples = read_audio(source, rate, source_rate=options.get("sampling_rate"))
+                if not fewest <= len(samples) <= longest:
+                    raise InvalidArgumentError(
+                        f"pipeline: inputs: expected {fewest} to {longest} samples at {rate} Hz, got {len(samples)}"
+                    )
             if self.settings.get("normalize", bool):
                 samples = normalize(samples)
             logits = self.call("forward", {"input_values": samples[None]})[0]

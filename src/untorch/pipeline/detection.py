@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from untorch.pipeline.base import numbered
 from untorch.pipeline.image import ImagePipeline
-from untorch.pipeline.image_steps import read_image
 from untorch.pipeline.scores import sigmoid, softmax
 from untorch.runtime.errors import InvalidArgumentError
 
@@ -28,13 +28,24 @@ class ObjectDetection(ImagePipeline):
         """See the class. An image is a call: images that keep their aspect ratio do not fit into one array."""
         threshold = read_threshold(options.get("threshold", 0.5))
         found = []
-        for source in inputs:
-            image = read_image(source)
+        for index, image in enumerate(self.images(inputs, is_list)):
             size, pixels = image.size, self.pixels([image])
-            del image, source  # which may be far larger than the model's input
-            logits, boxes = self.call_all("forward", {"pixel_values": pixels})
+            del image  # which may be far larger than the model's input
+            with numbered(index if is_list else None):
+                logits, boxes = self._detect(pixels, size)
             found.append(self._objects(logits[0], boxes[0], size, threshold))
         return found
+
+    def _detect(self, pixels: NDArray[np.float32], size: tuple[int, int]) -> list[NDArray[np.float32]]:
+        """Raises InvalidArgumentError for an image that is too long for the model: the shorter side gets too short."""
+        try:
+            return self.call_all("forward", {"pixel_values": pixels})
+        except InvalidArgumentError as error:
+            height, width = pixels.shape[2:]
+            raise InvalidArgumentError(
+                f"pipeline: inputs: expected an image that the model takes, got {size[0]} × {size[1]}, resized to "
+                f"{width} × {height}: crop or pad it ({error})"
+            ) from error
 
     def _objects(
         self, logits: NDArray[Any], boxes: NDArray[Any], size: tuple[int, int], threshold: float

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from untorch.pipeline.base import Pipeline, read_count
+from untorch.pipeline.base import Pipeline, numbered, read_count
 from untorch.pipeline.image_steps import apply_steps, read_image
 from untorch.pipeline.scores import activate, best
 
@@ -18,9 +18,16 @@ __all__ = ["ImageClassification", "ImagePipeline"]
 class ImagePipeline(Pipeline):
     """The package's image steps in front of a method."""
 
-    def pixels(self, inputs: Sequence[Any]) -> NDArray[np.float32]:
+    def images(self, inputs: Sequence[Any], is_list: bool) -> Iterator[Any]:
+        """Pillow images, RGB, one at a time. Raises InvalidArgumentError, which says which input is none."""
+        for index, source in enumerate(inputs):
+            with numbered(index if is_list else None):
+                read = [read_image(source)]
+            yield read.pop()  # only the caller keeps it
+
+    def pixels(self, inputs: Sequence[Any], is_list: bool = False) -> NDArray[np.float32]:
         """[batch, 3, height, width]. Raises InvalidFileError for steps that are damaged."""
-        images = [read_image(source) for source in inputs]
+        images = [*self.images(inputs, is_list)]
         steps = self.settings.get("image_steps", list)
         try:
             return np.stack([apply_steps(image, steps) for image in images])
@@ -36,7 +43,7 @@ class ImageClassification(ImagePipeline):
     def run(self, inputs: Sequence[Any], options: Mapping[str, Any], is_list: bool) -> list[Any]:
         """See the class."""
         top_k = read_count("top_k", options.get("top_k", 5))
-        logits = self.call("forward", {"pixel_values": self.pixels(inputs)})
+        logits = self.call("forward", {"pixel_values": self.pixels(inputs, is_list)})
         scores = activate(logits, options.get("function_to_apply") or self.settings.get("activation", str))
         labels = self.labels(logits.shape[-1])
         return [best(row, labels, top_k) for row in scores]

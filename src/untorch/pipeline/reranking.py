@@ -6,8 +6,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
-from untorch.pipeline.base import read_count
+from untorch.pipeline.base import numbered, read_count
 from untorch.pipeline.scores import activate
 from untorch.pipeline.text import TextPipeline
 from untorch.runtime.errors import ArgumentTypeError
@@ -15,6 +16,7 @@ from untorch.runtime.errors import ArgumentTypeError
 __all__ = ["Reranking"]
 
 _BATCH = 32  # pairs of a call
+_OF_INPUTS = ("pipeline: inputs: ", "pipeline: documents")  # begins of texts of errors
 
 
 class Reranking(TextPipeline):
@@ -32,20 +34,26 @@ class Reranking(TextPipeline):
             read_count("top_k", top_k)
         name = options.get("function_to_apply") or self.settings.get("activation", str)
         truncation, found = options.get("truncation", True), []
-        for given in inputs:
-            query, documents = _read(given)
-            pairs = [{"text": query, "text_pair": document} for document in documents]
-            rows = [np.empty(0, np.float32)]
-            for begin in range(0, len(pairs), _BATCH):
-                encodings = self.tokens.encode(pairs[begin : begin + _BATCH], truncation)
-                logits = self.call("forward", self.tokens.arrays(encodings))
-                if logits.shape[1] != 1:
-                    raise self.settings.damaged(f"labels: expected one, got {logits.shape[1]}")
-                rows.append(logits[:, 0])
-            scores = activate(np.concatenate(rows), name)
+        for index, given in enumerate(inputs):
+            with numbered(index if is_list else None, _OF_INPUTS):
+                query, documents = _read(given)
+                scores = activate(self._logits(query, documents, truncation), name)
             order = np.argsort(-scores, kind="stable")[:top_k]
             found.append([{"index": int(i), "score": float(scores[i]), "document": documents[i]} for i in order])
         return found
+
+    def _logits(self, query: str, documents: Sequence[str], truncation: bool) -> NDArray[np.float32]:
+        """Of each document."""
+        pairs = [{"text": query, "text_pair": document} for document in documents]
+        rows = [np.empty(0, np.float32)]
+        for begin in range(0, len(pairs), _BATCH):
+            part = pairs[begin : begin + _BATCH]
+            encodings = self.tokens.encode(part, truncation, name="documents", first=begin)
+            logits = self.call("forward", self.tokens.arrays(encodings))
+            if logits.shape[1] != 1:
+                raise self.settings.damaged(f"labels: expected one, got {logits.shape[1]}")
+            rows.append(logits[:, 0])
+        return np.concatenate(rows)
 
 
 def _read(given: Any) -> tuple[str, list[str]]:

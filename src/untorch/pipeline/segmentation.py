@@ -11,7 +11,6 @@ from numpy.typing import NDArray
 from untorch.pipeline.detection import read_threshold
 from untorch.pipeline.extras import import_extra
 from untorch.pipeline.image import ImagePipeline
-from untorch.pipeline.image_steps import read_image
 from untorch.pipeline.query_segmentation import Segment, instance_segments, panoptic_segments, semantic_scores
 from untorch.pipeline.resized_maps import bilinear_rows, resize_bilinear
 from untorch.pipeline.settings import Settings
@@ -44,7 +43,7 @@ class ImageSegmentation(ImagePipeline):
         subtask, thresholds = options.get("subtask") or SUBTASKS[0], _read_thresholds(options)
         if subtask not in SUBTASKS:
             raise InvalidArgumentError(f"pipeline: subtask: expected {', '.join(SUBTASKS)}, got {subtask!r:.80}")
-        images = [read_image(source) for source in inputs]
+        images = [*self.images(inputs, is_list)]
         sizes, pixels = [image.size for image in images], self.pixels(images)
         del images
         if self._by_queries:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from untorch.pipeline.base import Pipeline
+from untorch.pipeline.base import Pipeline, numbered
 from untorch.pipeline.settings import Settings
 from untorch.runtime.errors import InvalidArgumentError
 from untorch.runtime.program import Program
@@ -16,6 +16,7 @@ from untorch.speech.transcriber import Transcriber
 __all__ = ["TASK", "SpeechRecognition"]
 
 TASK = "automatic-speech-recognition"
+_OF_INPUTS = ("pipeline: inputs: ", "audio: ", "transcribe: audio: ")  # begins of texts of errors
 
 
 class SpeechRecognition(Pipeline):
@@ -40,7 +41,11 @@ class SpeechRecognition(Pipeline):
         self._check(times)
         if times is True:
             given["timestamps"] = True
-        return [_result(self.transcribe(source, **given), times) for source in inputs]
+        found = []
+        for index, source in enumerate(inputs):
+            with numbered(index if is_list else None, _OF_INPUTS):
+                found.append(_result(self.transcribe(source, **given), times))
+        return found
 
     def transcribe(self, source: Any, **options: Any) -> Transcription:
         """As ``Transcriber.transcribe``. A server, whose requests end, puts its own function here."""

@@ -15,6 +15,7 @@ from untorch.runtime.program import Program
 
 __all__ = ["Tokens"]
 
+_CUT = "cut the text, or pass truncation=True"
 _FEATURES = {"input_ids": "ids", "attention_mask": "attention_mask", "token_type_ids": "type_ids"}
 
 
@@ -42,20 +43,44 @@ class Tokens:
         self._truncating: Any = tokenizers.Tokenizer.from_str(self.backend.to_str())
         self._truncating.enable_truncation(self.max_length)
 
-    def encode(self, texts: Sequence[Any], truncation: bool = False) -> list[Any]:
+    def encode(
+        self,
+        texts: Sequence[Any],
+        truncation: bool = False,
+        *,
+        name: str = "inputs",
+        first: int = 0,
+        advice: str = _CUT,
+    ) -> list[Any]:
         """Encodings of tokenizers. A text is a string, or a dictionary of "text" and "text_pair".
 
-        Raises InvalidArgumentError for a text that is longer than the model reads, unless it is to be truncated.
+        Args:
+            texts: The texts.
+            truncation: Whether longer texts are cut.
+            name: For errors: the argument that has the texts.
+            first: For errors: the place of the first text in that argument.
+            advice: For errors: what to do about a text that is too long.
+
+        Raises:
+            InvalidArgumentError: A text is too long and not to be truncated, or has a lone surrogate.
+            ArgumentTypeError: It is no text.
         """
         if not isinstance(truncation, bool):
             raise InvalidArgumentError(f"pipeline: truncation: expected True or False, got {truncation!r:.80}")
         backend = self._truncating if truncation or self._fixed is not None else self.backend
-        found: list[Any] = backend.encode_batch([_read(text) for text in texts])
-        for index, encoding in enumerate(found):
+        places = [f"{name}[{index}]" if len(texts) > 1 else name for index in range(first, first + len(texts))]
+        given = [_read(text, place) for text, place in zip(texts, places, strict=True)]
+        try:
+            found: list[Any] = backend.encode_batch(given)
+        except TypeError:
+            for text, place in zip(given, places, strict=True):
+                _check_unicode(text, place)
+            raise
+        for index, encoding in enumerate(found, first):
             if len(encoding.ids) > self.max_length:
                 raise InvalidArgumentError(
-                    f"pipeline: inputs[{index}]: expected at most {self.max_length} tokens, got {len(encoding.ids)}: "
-                    "cut the text, or pass truncation=True"
+                    f"pipeline: {name}[{index}]: expected at most {self.max_length} tokens, got {len(encoding.ids)}: "
+                    f"{advice}"
                 )
         return found
 
@@ -103,7 +128,19 @@ class Tokens:
         return text
 
 
-def _read(text: Any) -> Any:
+def _check_unicode(given: Any, place: str) -> None:
+    """Of a text, or of a pair. Raises InvalidArgumentError."""
+    for text in (given,) if isinstance(given, str) else given:
+        try:
+            text.encode()
+        except UnicodeEncodeError as error:
+            raise InvalidArgumentError(
+                f"pipeline: {place}: expected Unicode text, got a lone surrogate, {text[error.start]!r}, at "
+                f'{error.start}: decode bytes with errors="replace"'
+            ) from None
+
+
+def _read(text: Any, place: str) -> Any:
     if isinstance(text, str):
         return text
     if isinstance(text, dict) and text.keys() <= {"text", "text_pair"} and isinstance(text.get("text"), str):
@@ -113,6 +150,6 @@ def _read(text: Any) -> Any:
         if isinstance(pair, str):
             return text["text"], pair
     raise ArgumentTypeError(
-        'pipeline: inputs: expected a string, {"text": …, "text_pair": …}, or a list of them, got '
+        f'pipeline: {place}: expected a string, {{"text": …, "text_pair": …}}, or a list of them, got '
         f"{type(text).__name__} {text!r:.80}"
     )

@@ -33,9 +33,11 @@ class ZeroShotImageClassification(ImagePipeline):
             raise InvalidArgumentError(
                 f"pipeline: hypothesis_template: expected a string with {{}}, got {template!r:.80}"
             )
-        encodings = self._tokens.encode([template.replace("{}", label) for label in labels])
+        encodings = self._tokens.encode(
+            [template.replace("{}", label) for label in labels], name="candidate_labels", advice="shorten the label"
+        )
         texts = self.call("encode_text", self._tokens.arrays(encodings))
-        images = self.call("encode_image", {"pixel_values": self.pixels(inputs)})
+        images = self.call("encode_image", {"pixel_values": self.pixels(inputs, is_list)})
         scale, bias = self.settings.get("logit_scale", float), self.settings.get("logit_bias", float)
         logits = np.einsum("iw,tw->it", images, texts) * np.float32(scale) + np.float32(bias)
         scores = sigmoid(logits) if self.settings.get("activation", str) == "sigmoid" else softmax(logits)

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any, Protocol
 
-from untorch.pipeline.base import Pipeline
+from untorch.pipeline.base import Pipeline, numbered, renumbered
 from untorch.pipeline.extras import import_extra
 from untorch.pipeline.image_steps import read_image
 from untorch.pipeline.speech import SpeechRecognition
@@ -152,10 +152,14 @@ class FrontEnd:
             results: list[Any] = []
             for begin in range(0, len(inputs), self._rows):
                 job.check()
-                part = [self._read(one) for one in inputs[begin : begin + self._rows]]
+                part = []
+                for index, one in enumerate(inputs[begin : begin + self._rows], begin):
+                    with numbered(index if is_list else None):
+                        part.append(self._read(one))
                 if not is_list:
                     return pipeline(part[0], **options)
-                results += pipeline(part, batch_size=self._rows, **options)
+                with renumbered(begin, len(part)):
+                    results += pipeline(part, batch_size=self._rows, **options)
             return results
 
     def _read(self, given: Any) -> Any:

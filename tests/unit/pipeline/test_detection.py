@@ -75,3 +75,24 @@ def test_refusals() -> None:
         make(["dog", "cat"], activation="tanh")(image)
     with pytest.raises(ArgumentTypeError, match="unknown option 'top_k': object-detection takes batch_size, thresh"):
         make(["dog", "cat"])(image, top_k=1)
+
+
+def test_images_that_are_too_long() -> None:
+    """The program says what it takes; the pipeline says which image it was."""
+    pipeline = make(["dog", "cat"])
+
+    def detect(pixel_values: np.ndarray) -> Any:
+        if pixel_values.shape[2:] != (16, 32):
+            raise InvalidArgumentError("dimension 3 (width) must be from 32 to 32")
+        return Program().detect(pixel_values)
+
+    pipeline.program = {"forward": detect}  # type: ignore[assignment]
+    fine, tall = np.zeros((20, 41, 3), np.uint8), np.zeros((2000, 1, 3), np.uint8)
+    text = (
+        "expected an image that the model takes, got 1 × 2000, resized to 16 × 32: crop or pad it (dimension 3 (width) "
+        "must be from 32 to 32)"
+    )
+    for given, place in ((tall, "inputs"), ([fine, tall], "inputs[1]"), ([fine] * 8 + [tall], "inputs[8]")):
+        with pytest.raises(InvalidArgumentError) as caught:
+            pipeline(given)
+        assert str(caught.value) == f"pipeline: {place}: {text}"

@@ -77,3 +77,25 @@ def test_a_model_without_times(monkeypatch: pytest.MonkeyPatch) -> None:
     assert pipeline("a.wav") == {"text": "a b"}
     with pytest.raises(InvalidArgumentError, match="return_timestamps: expected False for"):
         pipeline("a.wav", return_timestamps=True)
+
+
+def test_errors_say_which_audio_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those of options do not."""
+    transcriber = Transcriber(False, False, Transcription("a", 2.0))
+    pipeline = make(monkeypatch, transcriber)
+
+    def transcribe(source: str, **given: Any) -> Transcription:
+        if source != "a.wav":
+            raise InvalidArgumentError(source)
+        return transcriber.result
+
+    monkeypatch.setattr(pipeline, "transcribe", transcribe)
+    for text in ("audio: expected samples, got none", "transcribe: audio: expected at least 400 samples"):
+        with pytest.raises(InvalidArgumentError) as caught:
+            pipeline(["a.wav"] * 9 + [text])
+        assert str(caught.value) == f"pipeline: inputs[9]: {text}"
+        with pytest.raises(InvalidArgumentError) as caught:
+            pipeline(text)
+        assert str(caught.value) == text
+    with pytest.raises(InvalidArgumentError, match="^transcribe: language: unknown$"):
+        pipeline(["a.wav", "transcribe: language: unknown"])

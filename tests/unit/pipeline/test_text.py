@@ -18,8 +18,10 @@ class Tokens:
 
     def __init__(self) -> None:
         self.seen: list[Any] = []
+        self.places: list[tuple[str, int]] = []
 
-    def encode(self, texts: Any, truncation: bool = False) -> Any:
+    def encode(self, texts: Any, truncation: bool = False, name: str = "inputs", first: int = 0) -> Any:
+        self.places.append((name, first))
         self.seen += texts
         return texts
 
@@ -54,6 +56,9 @@ def test_documents_by_their_scores() -> None:
     scores = [one["score"] for one in reranking()(many)]
     assert scores == sorted(scores, reverse=True)
     assert len(scores) == 100
+    pipeline = reranking()
+    pipeline(many)
+    assert pipeline.tokens.places == [("documents", begin) for begin in (0, 32, 64, 96)]  # for errors
 
 
 @pytest.mark.parametrize(
@@ -62,6 +67,26 @@ def test_documents_by_their_scores() -> None:
 def test_other_inputs_are_refused(given: Any) -> None:
     with pytest.raises(ArgumentTypeError, match='expected {"query": a string, "documents": a list of strings}'):
         reranking()(given)
+
+
+def test_errors_of_lists_name_the_input() -> None:
+    given = {"query": "a", "documents": ["b", "c"]}
+    with pytest.raises(ArgumentTypeError, match=r'^pipeline: inputs\[9\]: expected {"query": a string'):
+        reranking()([given] * 9 + ["a"])
+    pipeline = reranking()
+
+    def encode(*given: Any, **options: Any) -> Any:
+        raise InvalidArgumentError("pipeline: documents[1]: expected at most 3 tokens")
+
+    pipeline.tokens.encode = encode
+    with pytest.raises(
+        InvalidArgumentError, match=r"^pipeline: inputs\[0\]: documents\[1\]: expected at most 3 tokens$"
+    ):
+        pipeline([given])
+    with pytest.raises(InvalidArgumentError, match=r"^pipeline: documents\[1\]: expected at most 3 tokens$"):
+        pipeline(given)
+    with pytest.raises(InvalidArgumentError, match="^pipeline: function_to_apply: expected softmax"):
+        reranking()([given], function_to_apply="max")
 
 
 def test_models_with_several_labels_are_damaged() -> None:

@@ -74,6 +74,35 @@ def test_truncation_is_that_of_the_call() -> None:
     assert wrong == []
 
 
+def test_lone_surrogates_are_refused() -> None:
+    tokens = make()
+    text = "expected Unicode text, got a lone surrogate, '\\ud83d', at 2: decode bytes with errors=\"replace\""
+    for given, place in (
+        (["a \ud83d"], "inputs"),
+        (["a", "a \ud83d", "\ud800"], "inputs[1]"),
+        ([{"text": "b", "text_pair": "a \ud83d"}], "inputs"),
+    ):
+        for truncation in (False, True):
+            with pytest.raises(InvalidArgumentError) as caught:
+                tokens.encode(given, truncation)
+            assert str(caught.value) == f"pipeline: {place}: {text}"
+    # Characters that tokenizers take as they are.
+    assert len(tokens.encode(["", "   ", "\0", "\U0001f600 a", "a\0b"])) == 5
+
+
+def test_the_argument_that_errors_name() -> None:
+    with pytest.raises(
+        InvalidArgumentError, match=r"^pipeline: documents\[33\]: expected at most 3 tokens, got 4: cut"
+    ):
+        make().encode(["a", "a b c d"], name="documents", first=32)
+    with pytest.raises(
+        InvalidArgumentError, match=r"^pipeline: labels\[0\]: expected at most 3 tokens, got 4: shorten$"
+    ):
+        make().encode(["a b c d"], name="labels", advice="shorten")
+    with pytest.raises(ArgumentTypeError, match=r"^pipeline: inputs\[1\]: expected a string, .*, got NoneType None"):
+        make().encode(["a", None])
+
+
 def test_what_is_refused() -> None:
     with pytest.raises(ArgumentTypeError, match=r'expected a string, \{"text"'):
         make().encode([3])

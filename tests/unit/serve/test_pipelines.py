@@ -363,6 +363,18 @@ REFUSED: list[tuple[str, dict[str, Any], int, str]] = [
 ]  # fmt: skip
 
 
+def test_errors_of_lists_name_the_input(state: ServerState) -> None:
+    """Also of lists that are longer than the batches in which they run."""
+    images = [text_of(picture())] * 5
+    for name, inputs, text in (
+        ("vit", [*images, text_of(b"GIF")], "inputs[5]: expected an image that Pillow reads"),
+        ("bert", [*"abcde", "a" * 50], "inputs[5]: expected at most 40 tokens, got 50"),
+        ("sound", [text_of(sound(1)), text_of(sound(1, seconds=0.001))], "inputs[1]: expected 10 to 8000 samples"),
+    ):
+        answer = post(state, name, json={"inputs": inputs})
+        assert (answer.status_code, answer.json()["error"]["message"][: len(text)]) == (400, text)
+
+
 @pytest.mark.parametrize(("name", "request_", "status", "text"), REFUSED)
 def test_refusals(state: ServerState, name: str, request_: dict[str, Any], status: int, text: str) -> None:
     answer = post(state, name, **request_)
