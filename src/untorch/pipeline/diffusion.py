@@ -42,6 +42,12 @@ class TextToImage(Pipeline):
         self._scale = settings.optional("guidance_scale", float) or _SCALE
         self._shape = tuple(int(size) for size in settings.get("latent_shape", list))
 
+    def __call__(self, inputs: Any, *, batch_size: int = 8, **options: Any) -> Any:
+        """As of all pipelines. The images of a list differ by their noise, also in different batches."""
+        if options.get("seed") is not None:
+            options["seed"] = _read_seed(options["seed"])
+        return super().__call__(inputs, batch_size=batch_size, **options)
+
     def run(self, inputs: Sequence[Any], options: Mapping[str, Any], is_list: bool) -> list[Any]:
         """See the class. An image at a time."""
         steps = read_count("num_inference_steps", options.get("num_inference_steps", 50))

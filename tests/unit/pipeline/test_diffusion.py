@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -39,3 +40,17 @@ def test_texts_that_are_refused() -> None:
     for given in (None, 3, b"a cat", {"text": "a cat"}):
         with pytest.raises(ArgumentTypeError, match="^pipeline: inputs: expected a string, got "):
             make()(given)
+
+
+def test_a_seed_is_for_the_whole_list(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Batches go on with its numbers: images of equal texts differ."""
+    pipeline = make()
+    pipeline._shape = (1, 2, 2)
+    monkeypatch.setattr(pipeline, "_sampler", lambda steps: SimpleNamespace(initial_scale=1))
+    monkeypatch.setattr(pipeline, "_encode", lambda *_: None)
+    monkeypatch.setattr(pipeline, "_image", lambda conditions, latents, *_: latents)
+    together = pipeline(["a", "a", "a"], seed=3)
+    assert not np.array_equal(together[0], together[1]) and not np.array_equal(together[1], together[2])
+    np.testing.assert_array_equal(pipeline(["a", "a", "a"], seed=3, batch_size=1), together)
+    np.testing.assert_array_equal([*pipeline(iter(["a", "a", "a"]), seed=3, batch_size=2)], together)
+    np.testing.assert_array_equal(pipeline("a", seed=3), together[0])
