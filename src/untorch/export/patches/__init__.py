@@ -29,6 +29,7 @@ from untorch.export.patches.graphs import (
     checked_results,
     clones_of_buffers,
     constants_in_loops,
+    decomposed_index_add,
     generated_only,
     lstm_hidden_state,
     one_copy_of_buffers,
@@ -82,6 +83,7 @@ def compile_patches(host: HostCpu, reads_shared_buffers: bool = False) -> Iterat
         stack.enter_context(kernel_accesses())
         stack.enter_context(kernel_objects())
         stack.enter_context(lstm_hidden_state())
+        stack.enter_context(decomposed_index_add())
         stack.enter_context(results_of_any_size())
         stack.enter_context(named_tuples())
         stack.enter_context(open_slices())

@@ -1,4 +1,4 @@
-"""Patches of what torch does to graphs: buffers that the model writes, a wrong decomposition, copies of programs."""
+"""Patches of what torch does to graphs: buffers that the model writes, decompositions, copies of programs."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from untorch.export.patches.registry import patch, replaced
 from untorch.ops.proxy_result import CHECK_RESULT
 
 __all__ = [
-    "changing_scalars", "checked_results", "clones_of_buffers", "constants_in_loops", "generated_only",
-    "lstm_hidden_state", "one_copy_of_buffers", "treespec_warning",
+    "changing_scalars", "checked_results", "clones_of_buffers", "constants_in_loops", "decomposed_index_add",
+    "generated_only", "lstm_hidden_state", "one_copy_of_buffers", "treespec_warning",
 ]  # fmt: skip
 
 
@@ -141,6 +141,23 @@ def lstm_hidden_state() -> Iterator[None]:
         return out, (hidden, cell)
 
     with replaced(decompositions, "one_layer_lstm", one_layer_lstm):
+        yield
+
+
+@patch(
+    "torch._inductor.decomposition.is_fbcode",
+    versions="2.11–2.15",
+    why="Inductor decomposes index_add into index_put, but not in bfloat16: it calls the operator there, which has no "
+    "C function. index_put has one.",
+    test="test_graphs.py::test_torch_still_calls_index_add_in_bfloat16",
+)
+@contextlib.contextmanager
+def decomposed_index_add() -> Iterator[None]:
+    """index_add is decomposed in every dtype."""
+    from torch._inductor import decomposition
+
+    # index_add alone asks there.
+    with replaced(decomposition, "is_fbcode", lambda: True):
         yield
 
 
