@@ -16,6 +16,7 @@ from untorch.export.patches.cpu import (
     gathered_channels_last,
     has_cpp_march,
     march,
+    reduced_bytes,
     scattered_tiles,
     small_loops,
     torch_version,
@@ -78,6 +79,7 @@ def compile_patches(host: HostCpu, reads_shared_buffers: bool = False) -> Iterat
         stack.enter_context(checked_results())
         stack.enter_context(small_loops())
         stack.enter_context(scattered_tiles())
+        stack.enter_context(reduced_bytes())
         stack.enter_context(gathered_channels_last())
         stack.enter_context(declared_arrays())
         stack.enter_context(kernel_accesses())

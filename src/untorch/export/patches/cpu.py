@@ -1,5 +1,5 @@
-"""Patches of Inductor's C++ code generation: the vector ISA, -march, parallel loops, sums in tiles, images that are
-gathered.
+"""Patches of Inductor's C++ code generation: the vector ISA, -march, parallel loops, sums in tiles, reductions of
+bytes, images that are gathered.
 """
 
 from __future__ import annotations
@@ -13,7 +13,8 @@ import torch
 from untorch.export.patches.registry import patch, replaced
 
 __all__ = [
-    "gathered_channels_last", "has_cpp_march", "march", "scattered_tiles", "small_loops", "torch_version", "vector_isa",
+    "gathered_channels_last", "has_cpp_march", "march", "reduced_bytes", "scattered_tiles", "small_loops",
+    "torch_version", "vector_isa",
 ]  # fmt: skip
 
 
@@ -135,6 +136,46 @@ def scattered_tiles() -> Iterator[None]:
             original(self, name, index, value, mode)
 
     with replaced(CppTile2DKernel, "store", patched):
+        yield
+
+
+@patch(
+    "torch._inductor.ir.Reduction.create",
+    versions="2.11–2.15",
+    why="A loop over bytes loads 16 into a vector of 64 (8 of 32), and min, max, argmin and argmax reduce the others, "
+    "which are zeros, as well: the least of positive numbers is 0. Positions of those are read from behind an array.",
+    test="test_cpu.py::test_torch_still_reduces_more_bytes_than_it_loads",
+)
+@contextlib.contextmanager
+def reduced_bytes() -> Iterator[None]:
+    """Bytes become int32 before their extrema are computed: vectors of these have no more values than are loaded."""
+    from torch._inductor.ir import Reduction
+    from torch._inductor.lowering import to_dtype
+    from torch._inductor.virtualized import ops
+
+    original: Any = Reduction.create
+
+    def create(
+        cls: Any, device: torch.device, dst_dtype: torch.dtype, src_dtype: torch.dtype, inner_fn: Any, ranges: Any,
+        reduction_ranges: Any, reduction_type: str, *args: Any, **kwargs: Any,
+    ) -> Any:  # fmt: skip
+        def widened(index: Any, reduction_index: Any) -> Any:
+            found = inner_fn(index, reduction_index)
+            if isinstance(found, tuple):  # argmin's and argmax's, with the position
+                return ops.to_dtype(found[0], torch.int32, src_dtype=src_dtype), *found[1:]
+            return ops.to_dtype(found, torch.int32, src_dtype=src_dtype)
+
+        rest = (ranges, reduction_ranges, reduction_type, *args)
+        bytes_on_cpu = device.type == "cpu" and src_dtype in (torch.int8, torch.uint8)
+        if not bytes_on_cpu or reduction_type not in ("min", "max", "argmin", "argmax"):
+            return original(device, dst_dtype, src_dtype, inner_fn, *rest, **kwargs)
+        if reduction_type in ("argmin", "argmax"):
+            return original(device, dst_dtype, torch.int32, widened, *rest, **kwargs)
+        result = original(device, torch.int32, torch.int32, widened, *rest, **kwargs)
+        result.realize()
+        return to_dtype(result, dst_dtype)
+
+    with replaced(Reduction, "create", classmethod(create)):
         yield
 
 

@@ -157,3 +157,48 @@ def test_torch_still_scatters_tiles_beside_their_place() -> None:
         cwd=Path(__file__).resolve().parents[4],
     )  # fmt: skip
     assert done.returncode < 0 or float(done.stdout) > 1e-3, done.stderr
+
+
+class Extrema(torch.nn.Module):
+    """Of each row, of each column, and of all; what a mask has, and what other reductions give."""
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        least, greatest = x.min(1), x.max(1)
+        scaled = (x.float() * 0.5).to(x.dtype)
+        return (
+            x.amin(1), x.amax(1), x.argmin(1), x.argmax(1), *least, *greatest, x.amin(0), x.argmax(0), x.min(), x.max(),
+            x.argmin(), x.t().argmax(), x.t().amin(1, keepdim=True), *torch.aminmax(x, dim=1), scaled.amin(1),
+            scaled.argmax(1), x.sum(1), x.all(1), x.any(1), (x > 2).all(1), (x > 2).amax(1), x[:, :1].amin(1),
+        )  # fmt: skip
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("cpu", ["portable", "native"])
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.int8])
+def test_extrema_of_bytes(tmp_path: Path, dtype: torch.dtype, cpu: str) -> None:
+    torch.manual_seed(0)
+    shapes, least = ({0: torch.export.Dim("rows", min=2, max=8)},), torch.iinfo(dtype).min
+    example = torch.randint(3, 120, (3, 72)).to(dtype)
+    export(Extrema(), (example,), tmp_path / "bytes.pt2", dynamic_shapes=shapes, cpu=cpu, progress=False)
+    with untorch.load(tmp_path / "bytes.pt2") as program:
+        extremes = torch.tensor([[least], [torch.iinfo(dtype).max]], dtype=dtype).expand(2, 72).contiguous()
+        lower = torch.randint(least, least + 100, (5, 72)).to(dtype)
+        for given in (example, lower, extremes, torch.zeros_like(lower)):
+            for i, (found, expected) in enumerate(zip(program.forward(given.numpy()), Extrema()(given), strict=True)):
+                assert numpy.array_equal(found, expected.numpy()), (i, found, expected)
+
+
+LEAST = """
+import torch
+
+x = torch.randint(3, 120, (7, 72)).to(torch.uint8)
+print(bool((torch.compile(lambda x: x.amin(1))(x) == 0).all()))
+"""
+
+
+@pytest.mark.slow
+def test_torch_still_reduces_more_bytes_than_it_loads() -> None:
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", LEAST], capture_output=True, text=True, timeout=300
+    )  # fmt: skip
+    assert done.stdout.split() == ["True"], done.stderr
