@@ -106,10 +106,10 @@ def begin_compile(method: Method, folder: Path, progress: Progress) -> Compilati
             stack.enter_context(varying_numbers() if has_numbers else contextlib.nullcontext())
             stack.enter_context(checked_sizes(method.traced.guards))
             stack.enter_context(interface_table(inputs, mutations.attributes))
-            run = begin_inductor(method, folder)
             from torch._inductor.cpp_builder import get_cpp_compiler
 
             features = compiler_features(target.host, get_cpp_compiler())
+            run = begin_inductor(method, folder)  # last: what fails behind it would leave a process
     return Compilation(method, run, folder, progress, mutations, inputs, outputs, passes, nodes, features)
 
 
