@@ -123,10 +123,7 @@ def _compile_methods(
 
     def first() -> tuple[str, Method, list[dict[str, Any]]]:
         place, begun, quantized_weights = running.popleft()
-        try:
-            begun.finish()
-        finally:
-            begun.run.stop()
+        begun.finish()
         return place, begun.method, quantized_weights
 
     try:
@@ -184,7 +181,7 @@ def write_package(
         for place, method, quantized_weights in stack.enter_context(
             contextlib.closing(_compile_methods(traced, folder, progress))
         ):
-            is_variant = method.name in entries
+            is_variant = place != method.name
             places.append(place)
             quantized_weights = describe_repacked(describe_merged(quantized_weights, method), method)
             quantized_weights += describe_convolutions(method)

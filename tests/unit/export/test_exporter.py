@@ -67,8 +67,8 @@ def test_as_many_at_a_time_as_there_are_cores(
     assert [place for place, _, _ in found] == ["one", "two", "three", variant]
     assert [method for _, method, _ in found] == methods
     assert compiler.events == [
-        "begin one", "begin two", "finish one", "stop one", "begin three", "finish two", "stop two",
-        f"begin {variant}", "finish three", "stop three", f"finish {variant}", f"stop {variant}",
+        "begin one", "begin two", "finish one", "begin three", "finish two", f"begin {variant}", "finish three",
+        f"finish {variant}",
     ]  # fmt: skip
 
 
@@ -79,8 +79,8 @@ def test_those_that_have_ended_wait_for_nothing(
     compiler = Compiler(beside=False)
     monkeypatch.setattr(exporter, "begin_compile", compiler)
     for place, _, _ in _compile_methods(methods[:3], tmp_path, Progress(False)):
-        assert compiler.events[-3:] == [f"begin {place}", f"finish {place}", f"stop {place}"]
-    assert len(compiler.events) == 9
+        assert compiler.events[-2:] == [f"begin {place}", f"finish {place}"]
+    assert len(compiler.events) == 6
 
 
 @pytest.mark.parametrize("closes", [False, True])
@@ -96,4 +96,4 @@ def test_what_fails_ends_the_others(
     else:
         with pytest.raises(CompileError, match="no"):
             next(running)
-    assert compiler.events == ["begin one", "begin two", "finish one", "stop one", "stop two"]
+    assert compiler.events == ["begin one", "begin two", "finish one", "stop two"]

@@ -16,7 +16,7 @@ from untorch.export.gpus import find_gpu
 from untorch.export.host_cpu import HostCpu, resolve_host_cpu
 from untorch.export.inductor import _inductor_options
 from untorch.export.method import Method
-from untorch.export.target import CpuTarget, CrossCompileTarget, CudaTarget, Produced, Target, resolve_targets
+from untorch.export.target import CpuTarget, CrossCompileTarget, CudaTarget, InductorRun, Target, resolve_targets
 from untorch.runtime.errors import InvalidArgumentError
 
 H200 = find_gpu("H200")
@@ -93,7 +93,7 @@ class Fourth(Target):
     def resolve(cls, device: object, arch: object, host: HostCpu) -> Fourth | None:
         return cls(host=host) if device == "npu" else None
 
-    def run_inductor(self, method: Method, aot_compile: Any, example: Any) -> Produced:
+    def begin_inductor(self, method: Method, aot_compile: Any, example: Any) -> InductorRun:
         raise NotImplementedError
 
 

@@ -53,12 +53,17 @@ class InductorRun:
     """AOTInductor at work on a method, perhaps beside this process.
 
     finish: waits for it, and gives what it made; raises CompileError, or errors of untorch's. is_done: whether it has
-    ended. stop: ends it; harmless behind its end.
+    ended. stop: ends it, where its end is not waited for.
     """
 
     finish: Callable[[], Produced]
     is_done: Callable[[], bool] = lambda: True
     stop: Callable[[], None] = lambda: None
+
+    @classmethod
+    def of(cls, produced: Produced) -> InductorRun:
+        """One that has ended."""
+        return cls(lambda: produced)
 
 
 def _native() -> HostCpu:
@@ -136,17 +141,12 @@ class Target(ABC):
         del folder
 
     @abstractmethod
-    def run_inductor(
-        self, method: Method, aot_compile: AotCompile, example: tuple[tuple[Any, ...], dict[str, Any]]
-    ) -> Produced:
-        """Calls ``aot_compile`` on the method's graph. Raises CompileError, or errors of untorch's."""
-
     def begin_inductor(
         self, method: Method, aot_compile: AotCompile, example: tuple[tuple[Any, ...], dict[str, Any]]
     ) -> InductorRun:
-        """As ``run_inductor``, without waiting for it where the target compiles beside this process."""
-        produced = self.run_inductor(method, aot_compile, example)
-        return InductorRun(lambda: produced)
+        """Calls ``aot_compile`` on the method's graph, without waiting for it where the target compiles beside this
+        process. Raises CompileError, or errors of untorch's.
+        """
 
     def manifest_fields(self) -> dict[str, Any]:
         """What the manifest says about the GPU that the code is for."""

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from untorch.export.errors import CompileError
 from untorch.export.host_cpu import HostCpu
 from untorch.export.kernel_choice import read_tuning
-from untorch.export.target.base import AotCompile, Produced, Target, compile_here
+from untorch.export.target.base import AotCompile, InductorRun, Produced, Target, compile_here
 from untorch.runtime.errors import InvalidArgumentError
 
 if TYPE_CHECKING:
@@ -48,8 +48,8 @@ class CpuTarget(Target):
                 f"out"
             )
 
-    def run_inductor(
+    def begin_inductor(
         self, method: Method, aot_compile: AotCompile, example: tuple[tuple[Any, ...], dict[str, Any]]
-    ) -> Produced:
+    ) -> InductorRun:
         """In this process."""
-        return Produced(*compile_here(method, aot_compile, example))
+        return InductorRun.of(Produced(*compile_here(method, aot_compile, example)))

@@ -95,16 +95,6 @@ class CrossCompileTarget(GpuCode):
 
         toolkit.stub_driver(folder / "libcuda.so", get_cpp_compiler())
 
-    def run_inductor(
-        self, method: Method, aot_compile: AotCompile, example: tuple[tuple[Any, ...], dict[str, Any]]
-    ) -> Produced:
-        """In a child process, which it waits for."""
-        run = self.begin_inductor(method, aot_compile, example)
-        try:
-            return run.finish()
-        finally:
-            run.stop()
-
     def begin_inductor(
         self, method: Method, aot_compile: AotCompile, example: tuple[tuple[Any, ...], dict[str, Any]]
     ) -> InductorRun:
@@ -186,14 +176,11 @@ class _ChildProcess:
         return not self._process.is_alive()
 
     def finish(self) -> Produced:
-        """Raises CompileError, or what the call raised if that is an error of untorch's."""
-        self._process.join()
-        if not self._path.exists():
-            raise CompileError(
-                f"method {self._name!r}: the process that compiles for {self._gpu.name} ended with exit code "
-                f"{self._process.exitcode}"
-            )
-        result = torch.load(self._path, weights_only=False)
+        """Raises CompileError, or what the call raised if that is an error of untorch's. Nothing is left of it then."""
+        try:
+            result = self._result()
+        finally:
+            self.stop()
         if isinstance(result, UntorchError):
             raise result
         if isinstance(result, _Failure):
@@ -207,6 +194,16 @@ class _ChildProcess:
             )
         tensors = {fqn: self._values[source] for fqn, source in on_gpu.items()} | made
         return Produced(paths, tensors, frozenset(on_gpu), choices, sources)
+
+    def _result(self) -> Any:
+        """What the child wrote. Raises CompileError if it wrote nothing."""
+        self._process.join()
+        if not self._path.exists():
+            raise CompileError(
+                f"method {self._name!r}: the process that compiles for {self._gpu.name} ended with exit code "
+                f"{self._process.exitcode}"
+            )
+        return torch.load(self._path, weights_only=False)
 
     def stop(self) -> None:
         if self._process.is_alive():

@@ -17,7 +17,7 @@ from untorch.export.kernel_choice import read_tuning, recording
 from untorch.export.kernel_sources import keeping_sources
 from untorch.export.matmul_choice import INDUCTOR_OPTIONS, timing
 from untorch.export.patches import toolkit_folder
-from untorch.export.target.base import AotCompile, Produced, Target, compile_here
+from untorch.export.target.base import AotCompile, InductorRun, Produced, Target, compile_here
 from untorch.runtime.errors import InvalidArgumentError, UnsupportedError
 
 if TYPE_CHECKING:
@@ -142,13 +142,13 @@ class CudaTarget(GpuCode):
         """The driver."""
         (folder / "libcuda.so").symlink_to(toolkit.driver_library())
 
-    def run_inductor(
+    def begin_inductor(
         self, method: Method, aot_compile: AotCompile, example: tuple[tuple[Any, ...], dict[str, Any]]
-    ) -> Produced:
+    ) -> InductorRun:
         """In this process; the fastest configurations are recorded."""
         with (
             recording(self.architecture) as choices, keeping_sources() as sources,
             timing(choices[self.architecture]),
         ):  # fmt: skip
             paths, tensors = compile_here(method, aot_compile, example)
-        return Produced(paths, tensors, frozenset(), choices, sources)
+        return InductorRun.of(Produced(paths, tensors, frozenset(), choices, sources))
