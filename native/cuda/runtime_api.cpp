@@ -165,8 +165,12 @@ UNTORCH_RUNTIME cudaEventDestroy(Event event) {
 UNTORCH_RUNTIME cudaEventQuery(Event event) {
   return called("cudaEventQuery", [&](const Driver& api) { return api.event_query(event); });
 }
+// A model library asks its events only whether its own work is over. In a captured stream there is none, and waiting
+// for an event of a capture would end that: since torch 2.13 a model's first run waits for its constants' folding, also
+// where none is to be folded.
 UNTORCH_RUNTIME cudaEventRecord(Event event, Stream stream) {
-  return called("cudaEventRecord", [&](const Driver& api) { return api.event_record(event, stream); });
+  return called("cudaEventRecord",
+                [&](const Driver& api) { return is_capturing(stream) ? kSuccess : api.event_record(event, stream); });
 }
 UNTORCH_RUNTIME cudaEventSynchronize(Event event) {
   return called("cudaEventSynchronize", [&](const Driver& api) { return api.event_synchronize(event); });

@@ -20,7 +20,11 @@ def compare(folder: Path, name: str) -> None:
     with untorch.load(folder / f"{name}.pt2", tf32=False) as program:  # as exact as the CPU
         major, minor = torch.cuda.get_device_capability()
         assert program["forward"].gpu_architecture == f"sm_{major}{minor}"
-        results = program(*(x.cuda() for x in args))
+        inputs = [x.cuda() for x in args]
+        captured = program["forward"].graph(*inputs)(*inputs)  # the program's first call: it must not wait
+        results = program(*inputs)
+        for called, replayed in zip(*((r if isinstance(r, tuple) else (r,)) for r in (results, captured)), strict=True):
+            assert torch.equal(torch.from_dlpack(called), torch.from_dlpack(replayed))
         results = results if isinstance(results, tuple) else (results,)
         for result, wanted in zip(results, expected, strict=True):
             got = torch.from_dlpack(result)
