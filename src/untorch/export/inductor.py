@@ -14,6 +14,7 @@ from torch import fx
 from untorch.export.compiler_errors import explain_compiler
 from untorch.export.complex_scalars import ComplexScalars
 from untorch.export.errors import CompileError
+from untorch.export.kept_sizes import FixedSizeError, keeps_sizes
 from untorch.export.kernel_calls import CALLS_FILE, describe_call, write_calls
 from untorch.export.library import find_runtime_library
 from untorch.export.method import Method
@@ -154,8 +155,10 @@ def begin_inductor(method: Method, folder: Path, generated: list[tuple[str, str 
         byte_max_pool.register_lowering()
         int8_convolution.register_lowering()
         try:
-            with kernel_origins(describe_call) as sequence, objects_at_a_time():
+            with kernel_origins(describe_call) as sequence, objects_at_a_time(), keeps_sizes(module):
                 result = torch._inductor.aot_compile(module, args, kwargs, options=values)
+        except FixedSizeError as error:
+            raise CompileError(f"method {method.name!r}: Inductor {error}: make them static") from error
         except Exception as error:
             if not generated:
                 if (explained := explain_compiler(method.name, error)) is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import os
 import re
@@ -22,7 +23,6 @@ from untorch.export.lm.embeddings import EmbeddingStep, embedding_method
 from untorch.export.lm.images import read_images
 from untorch.export.lm.lora import LoraStep, find_lora_layers, lora_method, lora_section
 from untorch.export.lm.pooled import PoolingPlan, dense_method, read_pooling
-from untorch.export.lm.refusal import warn_of_gpus
 from untorch.export.lm.rotary import fix_rotary_embeddings
 from untorch.export.lm.source import load_model, read_settings, read_task, read_tokenizer
 from untorch.export.lm.step import Step
@@ -150,7 +150,7 @@ def write_language_model(
     option_fields: Mapping[str, Any],
 ) -> ExportReport:
     """What ``causal_lm`` does, with more in the package. Raises the same."""
-    resolved, target = resolve_options(options, dict(option_fields)), read_path(path)
+    resolved, target = _read_options(options, option_fields, str(device)), read_path(path)
     counts = _read_counts(token_counts)
     if not isinstance(block_size, int) or block_size < 1 or block_size % BLOCK_UNIT:
         raise InvalidArgumentError(
@@ -213,7 +213,6 @@ def write_language_model(
         fix_rotary_embeddings(module, settings["max_positions"])
         latent = keeps_latents(module, device, weights)
         step = Step(module, block_size, latent, settings["max_positions"], position_rows=rows)
-        warn_of_gpus(step.architecture, str(device))
         check_chunks(step, settings["vocabulary"])
         check_model(step, settings["vocabulary"], settings["max_positions"])
         if part is not None:
@@ -297,6 +296,18 @@ def _pooled_section(task: str, plan: PoolingPlan, width: int, model: Any) -> dic
     if plan.prompts:
         section |= {"prompts": plan.prompts, "default_prompt": plan.default_prompt}
     return section
+
+
+def _read_options(options: ExportOptions | None, fields: Mapping[str, Any], device: str) -> ExportOptions:
+    """Logits lie in one piece, as the method that chooses tokens takes them.
+
+    On a GPU of the build machine Inductor may pad a GEMM's columns, if that is faster at that moment, and gives a part
+    of the padded result.
+    """
+    resolved = resolve_options(options, fields)
+    if device == "cpu":
+        return resolved
+    return dataclasses.replace(resolved, inductor={"shape_padding": False} | dict(resolved.inductor))
 
 
 def _read_counts(given: Any) -> list[int]:

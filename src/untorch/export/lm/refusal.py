@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import TracebackType
@@ -12,10 +11,9 @@ from torch import nn
 from untorch.export.errors import CompileError
 from untorch.runtime.errors import UntorchError
 
-__all__ = ["MaskError", "refusals", "warn_of_gpus"]
+__all__ = ["MaskError", "refusals"]
 
 # On an H200 tokens of a tiny one differed from PyTorch's, and an index was out of bounds. Why is not known.
-_DOUBTFUL_ON_GPUS = ("KimiLinear",)
 
 
 class MaskError(CompileError):
@@ -37,16 +35,6 @@ def refusals(model: nn.Module, architecture: str, where: str) -> Iterator[None]:
     except Exception as error:
         layer = _failed(error.__traceback__, model)
         raise CompileError(f"{architecture}: {layer} fails {where}: {type(error).__name__}: {error}") from error
-
-
-def warn_of_gpus(architecture: str, device: str) -> None:
-    """Warns of models whose packages for GPUs gave other tokens than PyTorch."""
-    if device != "cpu" and architecture.startswith(_DOUBTFUL_ON_GPUS):
-        warnings.warn(
-            f"causal_lm: {architecture}: on a GPU its tokens differed from PyTorch's in tests, and why is not known: "
-            "compare them before you rely on them, or export for device='cpu'",
-            stacklevel=3,
-        )
 
 
 def _failed(traceback: TracebackType | None, model: nn.Module) -> str:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from torch import fx
 
 from untorch.export.errors import CompileError
+from untorch.export.kept_sizes import FixedSizeError, keeps_sizes
 from untorch.export.passes import table
 from untorch.export.passes.report import PassReport
 
@@ -26,8 +27,8 @@ def run_passes(
     """Runs the passes on the unlifted module of ``method``, in place, in the table's order; one report each.
 
     ``device`` and ``architecture``, of a GPU, are the method's. A pass that ``options`` switch off, or that is for
-    another device, only reports that. Raises CompileError with the method and the pass, when one fails or leaves a
-    graph that is not well-formed.
+    another device, only reports that. Raises CompileError with the method and the pass, when one fails, fixes
+    a size that is dynamic, or leaves a graph that is not well-formed.
     """
     reports = []
     for entry in table.PASSES:
@@ -35,8 +36,13 @@ def run_passes(
             reports.append(PassReport(entry.name, not_run=reason))
             continue
         try:
-            reports.append(entry.run(module, options, device, architecture))
+            with keeps_sizes(module):
+                reports.append(entry.run(module, options, device, architecture))
             module.graph.lint()
+        except FixedSizeError as error:
+            raise CompileError(
+                f"method {method!r}: pass {entry.name!r} {error}; passes={{{entry.name!r}: False}} switches it off"
+            ) from error
         except CompileError as error:  # it says what to do
             raise CompileError(f"method {method!r}: {error}") from error
         except Exception as error:

@@ -31,7 +31,15 @@ def add_call(
     node = graph.call_function(target, args, kwargs)
     node.meta = dict(like.meta)
     values = fx.map_arg((args, kwargs or {}), lambda source: source.meta["val"])
-    # Before torch 2.13, operators that are made of others refuse sizes that vary without the dispatcher in Python.
-    with torch.no_grad(), enable_python_dispatcher():
-        node.meta["val"] = target(*values[0], **values[1])
+    node.meta["val"] = example_result(target, *values)
     return node
+
+
+def example_result(target: Any, args: Any, kwargs: Any) -> Any:
+    """What the operator gives for example values.
+
+    Before torch 2.13, operators that are made of others refuse sizes that vary, or fix them to the example's, without
+    the dispatcher in Python.
+    """
+    with torch.no_grad(), enable_python_dispatcher():
+        return target(*args, **kwargs)

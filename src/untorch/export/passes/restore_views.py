@@ -15,6 +15,7 @@ from torch.fx.experimental.symbolic_shapes import statically_known_true
 from torch.utils import _pytree as pytree
 
 from untorch.export.mutations import Aliases, is_mutating
+from untorch.export.passes.calls import example_result
 from untorch.export.passes.report import PassReport
 
 __all__ = ["restore_views", "view_of"]
@@ -132,8 +133,8 @@ def _propagate(node: fx.Node, values: dict[fx.Node, object], mode: FakeTensorMod
         # Example values stand in for the arguments, which map_arg's types do not foresee.
         inputs: Any = (node.args, node.kwargs)
         args, kwargs = fx.map_arg(inputs, lambda source: cast(Any, values.get(source, source.meta.get("val"))))
-        with mode, torch.no_grad():
-            value = node.target(*args, **kwargs)
+        with mode:
+            value = example_result(node.target, args, kwargs)
     except Exception as error:
         return f"{node.name} does not take the view's strides: {str(error).splitlines()[0] if str(error) else error!r}"
     old, new = pytree.tree_leaves(node.meta.get("val")), pytree.tree_leaves(value)

@@ -12,6 +12,8 @@ from torch import fx
 from torch.fx.experimental.symbolic_shapes import statically_known_true
 from torch.utils import _pytree as pytree
 
+from untorch.export.passes.calls import example_result
+
 __all__ = ["propagate"]
 
 
@@ -39,8 +41,7 @@ def propagate(source: fx.Node, values: dict[fx.Node, Any], positions: Mapping[fx
         given: Any = fx.map_arg((node.args, node.kwargs), lambda n: values.get(n, n.meta.get("val")))
         args, kwargs = given
         try:
-            with torch.no_grad():
-                value = target(*args, **kwargs)
+            value = example_result(target, args, kwargs)
         except Exception:
             return f"{node.name} needs its result contiguous, which would be a copy"
         if _same_strides(value, node.meta.get("val")):

@@ -65,6 +65,15 @@ def test_a_module(written: dict[str, Any], tmp_path: Path) -> None:
     assert model.config.use_cache is True
 
 
+def test_logits_in_one_piece(written: dict[str, Any], tmp_path: Path) -> None:
+    """Inductor pads no GEMM of a step: the method that chooses tokens takes the logits as they are."""
+    model = make_model("Llama")
+    causal_lm(model, tmp_path / "m.pt2", device="cuda", arch="sm_90", inductor={"max_autotune": True})
+    assert written["options"].inductor == {"shape_padding": False, "max_autotune": True}
+    causal_lm(model, tmp_path / "m.pt2")
+    assert written["options"].inductor == {}
+
+
 @pytest.mark.parametrize(("kv_dtype", "name"), [("int8", "int8"), ("fp8", "float8_e4m3fn")])
 def test_quantised_pages(kv_dtype: str, name: str, written: dict[str, Any], tmp_path: Path) -> None:
     model = make_model("Llama", head_dim=64)

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import warnings
-
 import pytest
 import torch
 from torch import nn
 
 from untorch import InvalidArgumentError
 from untorch.export import CompileError
-from untorch.export.lm.refusal import MaskError, refusals, warn_of_gpus
+from untorch.export.lm.refusal import MaskError, refusals
 
 
 class Raises(nn.Module):
@@ -49,17 +47,3 @@ def test_errors_outside_of_modules() -> None:
     with pytest.raises(CompileError) as caught, refusals(nn.Identity(), "Model", "over pages"):
         raise ValueError("a")
     assert str(caught.value) == "Model: its forward fails over pages: ValueError: a"
-
-
-def test_models_that_are_doubtful_on_gpus() -> None:
-    text = (
-        "causal_lm: KimiLinearForCausalLM: on a GPU its tokens differed from PyTorch's in tests, and why is not known: "
-        "compare them before you rely on them, or export for device='cpu'"
-    )
-    with pytest.warns(UserWarning, match="KimiLinear") as caught:
-        warn_of_gpus("KimiLinearForCausalLM", "cuda")
-    assert [str(each.message) for each in caught] == [text]
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        warn_of_gpus("KimiLinearForCausalLM", "cpu")
-        warn_of_gpus("Qwen3NextForCausalLM", "cuda")

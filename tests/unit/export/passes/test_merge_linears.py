@@ -17,6 +17,7 @@ from torch import fx, nn
 
 import untorch
 from untorch.export import ExportReport, export
+from untorch.export.kept_sizes import keeps_sizes
 from untorch.export.options import ExportOptions
 from untorch.export.passes import PassReport, run_passes
 from untorch.export.passes.merge_linears import MERGED, merge_linears
@@ -91,6 +92,29 @@ def test_gate_and_up_become_one_for_any_number_of_tokens() -> None:
     module, report = merged(model, torch.randn(7, 32), dynamic=({0: tokens},))
     assert report.changed == ["linear + linear_1"] and not report.skipped
     x = torch.randn(3, 32)
+    torch.testing.assert_close(module(x), model(x))
+
+
+class LowRank(nn.Module):
+    """A layer reads what one of two siblings gives, as gates of few columns are made."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b, self.c = nn.Linear(32, 24, bias=False), nn.Linear(32, 8, bias=False), nn.Linear(8, 24)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.a(x).view(*x.shape[:-1], 3, 8).flatten(-2) * self.c(self.b(x))
+
+
+def test_the_number_of_tokens_stays_dynamic() -> None:
+    """Before torch 2.13, operators that are made of others ask for sizes where the pass runs them."""
+    model, tokens = LowRank(), torch.export.Dim("tokens", min=2, max=64)
+    module = unlift(model, torch.randn(1, 7, 32), dynamic=({1: tokens},))
+    with keeps_sizes(module):
+        report = merge_linears(module, ())
+    close(module)
+    assert report.changed == ["linear + linear_1"]
+    x = torch.randn(1, 3, 32)
     torch.testing.assert_close(module(x), model(x))
 
 
