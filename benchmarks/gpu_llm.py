@@ -6,13 +6,17 @@
 Each package is measured in a process without torch: milliseconds of a decoding step whose graphs are enqueued one
 behind the other, tokens a second that a Python loop over ``engine.generate`` gets, and the time of prompts. Bytes are
 those of the weights that a token needs (all experts that it chooses, no table of embeddings but a tied one) and of its
-keys and values. A run adds its packages to those in the JSON file. ``--model tiny --device cpu`` tries the script.
+keys and values. A run adds its packages to those in the JSON file. ``--models tiny --device cpu`` tries the script.
+
+Compiling takes longer than measuring, and needs no GPU: ``--cross-compile FOLDER`` compiles elsewhere for sm_90, and
+leaves packages there without their weights (``weightless.py``), which ``--packages FOLDER`` measures.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 import pathlib
 import statistics
@@ -23,12 +27,14 @@ from typing import Any
 
 from common import RESULTS, WORK, Report, Table
 from gpu_common import answer, child, describe_gpu, memory_bandwidth, note_of, random_language_model
+from weightless import pack, unpack
 
 PACKAGES = WORK / "llm"
 FORMATS = ("bfloat16", "int4", "nvfp4")
 CONTEXTS = (128, 4096, 32768)
 PROMPTS = (128, 512, 2048, 8192)
 NEW = 128  # tokens behind a context
+ITEM_BYTES = {"float32": 4, "bfloat16": 2, "int64": 8, "int32": 4, "uint8": 1, "int8": 1, "float8_e4m3fn": 1}
 MATRIX_RATE = 790e12  # of an H200 in bfloat16, as cuBLAS reaches it
 _QWEN3 = {"head_dim": 128, "vocab_size": 151_936, "max_position_embeddings": 40_960}
 SIZES: dict[str, tuple[str, dict[str, Any]]] = {
@@ -59,25 +65,29 @@ SIZES: dict[str, tuple[str, dict[str, Any]]] = {
 }  # fmt: skip
 
 
-def build(name: str, kind: str, device: str, path: pathlib.Path) -> None:
+def build(name: str, kind: str, device: str, arch: str | None, path: pathlib.Path) -> None:
     """In a process of its own: it imports torch. Weights are rounded to the nearest: no figure here depends on it."""
     from untorch.export import causal_lm
 
-    options: dict[str, Any] = {}
+    options: dict[str, Any] = {"arch": arch} if arch else {}
     if kind != "bfloat16":
         options["quantize"] = {"dtype": "int4", "method": "rtn"} if kind == "int4" else kind
     causal_lm(random_language_model(*SIZES[name]), path, device=device, token_counts=(256, 2048), **options)
 
 
-def bytes_of(program: Any, name: str) -> dict[str, int]:
-    """Bytes of weights that a token reads, and bytes of keys and values a position."""
+def bytes_of(program: Any, name: str, kind: str) -> dict[str, int]:
+    """Bytes of weights that a token reads, and bytes of keys and values a position.
+
+    A tied table of embeddings is read as the head, unless that has a quantised copy.
+    """
     config, manifest = SIZES[name][1], program.manifest
     share = config.get("num_experts_per_tok", 1) / config.get("num_experts", 1)
     method = manifest["methods"][manifest["llm"]["methods"][0]["name"]]
     weights = 0.0
-    for index, full in {constant["weight"]: constant["fqn"] for constant in method["constants"]}.items():
-        if "embed_tokens" not in full or config["tie_word_embeddings"]:
-            weights += manifest["weights"][index]["nbytes"] * (share if "experts" in full else 1)
+    for constant in {(one["weight"], one["storage_offset"]): one for one in method["constants"]}.values():
+        if "embed_tokens" not in constant["fqn"] or (config["tie_word_embeddings"] and kind == "bfloat16"):
+            nbytes = math.prod(constant["shape"]) * ITEM_BYTES[constant["dtype"]]
+            weights += nbytes * (share if "experts" in constant["fqn"] else 1)
     layers = config["num_hidden_layers"] * config["num_key_value_heads"]
     return {"weights": round(weights), "position": layers * config["head_dim"] * 2 * 2}
 
@@ -101,7 +111,7 @@ def measure(request: dict[str, Any]) -> dict[str, Any]:
     values: dict[str, Any] = {"contexts": {}, "prompts": {}}
     with Engine(request["file"], max_sequences=1, max_batch_tokens=2048, text=False, prefix_cache=False) as engine:
         program = engine._runner._program  # type: ignore[attr-defined]
-        values["bytes"] = bytes_of(program, request["model"])
+        values["bytes"] = bytes_of(program, request["model"], request["format"])
         vocabulary = engine.settings.vocabulary
 
         def seconds(length: int, new: int) -> float:
@@ -206,6 +216,22 @@ def multiplied(name: str) -> int:
     return int(config["num_hidden_layers"] * hidden * (2 * heads * width + 2 * heads_kv * width + 3 * inner))
 
 
+def compile_package(name: str, kind: str, path: pathlib.Path, *arguments: str) -> None:
+    command = [sys.executable, __file__, *arguments, "--build", name, kind, str(path)]
+    subprocess.run(command, check=True, env=dict(os.environ, PYTHONWARNINGS="ignore"))
+
+
+def cross_compile(options: argparse.Namespace) -> None:
+    """Each package, packed; one at a time, so that there is one whole file."""
+    options.cross_compile.mkdir(parents=True, exist_ok=True)
+    for name in options.models:
+        for kind in options.formats:
+            path = PACKAGES / f"{name}.{kind}.pt2"
+            compile_package(name, kind, path, "--cross-compile", str(options.cross_compile))
+            pack(path, options.cross_compile / f"{path.stem}.xz")
+            path.unlink()
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="one round")
@@ -216,6 +242,8 @@ def main() -> None:
     parser.add_argument("--no-torch", action="store_true", help="leave torch.compile out")
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
     parser.add_argument("--output", type=pathlib.Path, default=RESULTS, help="folder of the JSON file")
+    parser.add_argument("--cross-compile", type=pathlib.Path, metavar="FOLDER", help="compile for sm_90 alone")
+    parser.add_argument("--packages", type=pathlib.Path, metavar="FOLDER", help="what --cross-compile left")
     parser.add_argument("--child", help=argparse.SUPPRESS)
     parser.add_argument("--build", nargs=3, metavar=("MODEL", "FORMAT", "FILE"), help=argparse.SUPPRESS)
     options = parser.parse_args()
@@ -224,9 +252,13 @@ def main() -> None:
         answer(**(measure_torch(request) if request["torch"] else measure(request)))
         return
     if options.build:
-        build(options.build[0], options.build[1], options.device, pathlib.Path(options.build[2]))
+        arch = "sm_90" if options.cross_compile else None
+        build(options.build[0], options.build[1], options.device, arch, pathlib.Path(options.build[2]))
         return
     PACKAGES.mkdir(parents=True, exist_ok=True)
+    if options.cross_compile:
+        cross_compile(options)
+        return
     report = Report("gpu_llm", options.quick)
     if options.device == "cuda":
         describe_gpu(report)
@@ -241,10 +273,11 @@ def main() -> None:
             theirs = child(__file__, {**request, "torch": True})
         for kind in options.formats:
             path = PACKAGES / f"{name}.{kind}.pt2"
-            if not path.exists():
-                command = [sys.executable, __file__, "--device", options.device, "--build", name, kind, str(path)]
-                subprocess.run(command, check=True, env=dict(os.environ, PYTHONWARNINGS="ignore"))
-            found = child(__file__, {**request, "torch": False, "file": str(path)})
+            if options.packages:
+                unpack(options.packages / f"{path.stem}.xz", path)
+            elif not path.exists():
+                compile_package(name, kind, path, "--device", options.device)
+            found = child(__file__, {**request, "torch": False, "file": str(path), "format": kind})
             del found["started"]
             found["multiplied"] = multiplied(name)
             if kind == "bfloat16" and theirs:
@@ -252,6 +285,8 @@ def main() -> None:
             report.values[f"{name}/{kind}"] = found
             tables(report)
             report.write(options.output)  # what is measured is kept, whatever comes
+            if options.packages:
+                path.unlink()
 
 
 if __name__ == "__main__":
