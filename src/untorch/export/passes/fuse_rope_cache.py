@@ -32,12 +32,13 @@ def fuse_rope_cache(module: fx.GraphModule) -> PassReport:
 
     equal = equal_nodes(module.graph, Aliases(module.graph))
     tables: dict[fx.Node, fx.Node] = {}
+    known: dict[str, Any] = {}
     for node in calls:
         given = arguments_of(node)
         if given["k"] is None:
             report.skipped[node.name] = "it reads the pages of another layer"
             continue
-        found = _match(given, equal)
+        found = _match(given, equal, known)
         if isinstance(found, str):
             report.skipped[node.name] = found
             continue
@@ -60,15 +61,15 @@ def fuse_rope_cache(module: fx.GraphModule) -> PassReport:
     return report
 
 
-def _match(given: dict[str, Any], equal: dict[fx.Node, fx.Node]) -> tuple[Any, Any] | str:
-    """The rotations of q and k, or why they cannot be one launch."""
+def _match(given: dict[str, Any], equal: dict[fx.Node, fx.Node], known: dict[str, Any]) -> tuple[Any, Any] | str:
+    """The rotations of q and k, or why they cannot be one launch. known: as match_rotation takes it."""
     from untorch.export.passes.rotary_match import match_rotation
 
     found = []
     for name in ("q", "k"):
         if len(given[name].users) > 1:
             return f"{name} is also read by something else"
-        rotation = match_rotation(given[name])
+        rotation = match_rotation(given[name], known)
         if isinstance(rotation, str):
             return f"{name}: {rotation}"
         found.append(rotation)

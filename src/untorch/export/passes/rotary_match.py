@@ -20,10 +20,10 @@ from torch.fx.experimental.symbolic_shapes import statically_known_true
 
 from untorch.export.passes.epilogues import value_of
 from untorch.export.passes.linear_calls import read_linear
-from untorch.export.passes.probes import evaluate, hint, operator_name, small_numbers
+from untorch.export.passes.probes import evaluate, hint, operator_name, outline, small_numbers
 from untorch.ops.attention.rope_operator import rotated
 
-__all__ = ["Rotation", "match_rotation"]
+__all__ = ["Form", "Rotation", "match_rotation"]
 
 _MOVES = {
     "view", "reshape", "_unsafe_view", "transpose", "permute", "slice", "select", "unsqueeze", "squeeze", "split",
@@ -35,6 +35,15 @@ _COMPUTES = {
 }  # fmt: skip
 _TOLERANCE = {torch.float32: 1e-4, torch.float16: 6e-3, torch.bfloat16: 3e-2}
 _SCALES = (1.0, 1e-3)  # of the probes: in the second one, eps is as large as the mean of squares
+
+
+@dataclass(frozen=True)
+class Form:
+    """Which of the functions it is. swapped: the second of its tables is the cosine."""
+
+    swapped: bool
+    interleaved: bool
+    eps: float
 
 
 @dataclass(frozen=True)
@@ -52,8 +61,11 @@ class Rotation:
     interleaved: bool
 
 
-def match_rotation(heads: fx.Node) -> Rotation | str:
-    """What gives ``heads`` [tokens, heads, width], or why it is no rotation."""
+def match_rotation(heads: fx.Node, known: dict[str, Form | str]) -> Rotation | str:
+    """What gives ``heads`` [tokens, heads, width], or why it is no rotation.
+
+    known: the forms of what was evaluated before, by its outline: layers repeat.
+    """
     value = value_of(heads)
     assert value is not None
     tokens, count, width = value.shape[0], int(value.shape[1]), int(value.shape[2])
@@ -86,7 +98,14 @@ def match_rotation(heads: fx.Node) -> Rotation | str:
         return f"{leaf.name} is neither a weight of a head nor a table of all tokens"
     if len(tables) != 2 or len(weights) > 1:
         return f"it has {len(tables)} tables and {len(weights)} weights, and a rotation has 2 and at most 1"
-    return _identify(heads, source, between, weights[0] if weights else None, tables)
+    key = f"{outline(between, (source, *weights, *tables))}\n{list(between).index(heads)} {len(weights)}"
+    if key not in known:
+        known[key] = _identify(heads, source, between, weights[0] if weights else None, tables)
+    form = known[key]
+    if isinstance(form, str):
+        return form
+    cos, sin = (_before_views(table, tokens, width) for table in (tables[::-1] if form.swapped else tables))
+    return Rotation(source, weights[0] if weights else None, cos, sin, form.eps, form.interleaved)
 
 
 def _cone(heads: fx.Node) -> dict[fx.Node, None]:
@@ -155,7 +174,7 @@ def _before_views(table: fx.Node, tokens: Any, width: int) -> fx.Node:
 
 def _identify(
     heads: fx.Node, source: fx.Node, between: dict[fx.Node, None], weight: fx.Node | None, tables: list[fx.Node]
-) -> Rotation | str:
+) -> Form | str:
     """Which of the functions it is."""
     generator = torch.Generator().manual_seed(0)
 
@@ -181,9 +200,7 @@ def _identify(
         if rows[0].shape == rows[1].shape and all(
             _same(result, rotated(x, factors, rows[0], rows[1], eps, interleaved)) for x, result in found
         ):
-            tokens = heads.meta["val"].shape[0]
-            cos, sin = (_before_views(table, tokens, width) for table in (cos, sin))
-            return Rotation(source, weight, cos, sin, eps, interleaved)
+            return Form(cos is not tables[0], interleaved, eps)
     return "its values are not those of an RMSNorm of each head and a rotary embedding"
 
 
