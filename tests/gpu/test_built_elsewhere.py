@@ -17,15 +17,16 @@ TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 2e-2}
 
 def compare(folder: Path, name: str) -> None:
     args, expected = torch.load(folder / f"{name}.pt")
-    with untorch.load(folder / f"{name}.pt2", tf32=False) as program:  # as exact as the CPU
+    file = folder / f"{name}.pt2"
+    with untorch.load(file, tf32=False) as program, untorch.load(file, tf32=False) as other:  # as exact as the CPU
         major, minor = torch.cuda.get_device_capability()
         assert program["forward"].gpu_architecture == f"sm_{major}{minor}"
         inputs = [x.cuda() for x in args]
-        captured = program["forward"].graph(*inputs)(*inputs)  # the program's first call: it must not wait
         results = program(*inputs)
-        for called, replayed in zip(*((r if isinstance(r, tuple) else (r,)) for r in (results, captured)), strict=True):
+        captured = other["forward"].graph(*inputs)(*inputs)  # that program's first call: it must not wait
+        results, captured = (one if isinstance(one, tuple) else (one,) for one in (results, captured))
+        for called, replayed in zip(results, captured, strict=True):
             assert torch.equal(torch.from_dlpack(called), torch.from_dlpack(replayed))
-        results = results if isinstance(results, tuple) else (results,)
         for result, wanted in zip(results, expected, strict=True):
             got = torch.from_dlpack(result)
             assert got.is_cuda and got.dtype == wanted.dtype
