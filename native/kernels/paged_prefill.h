@@ -1,4 +1,5 @@
-// Attention of a step's prompts over a paged KV cache on sm_90: the sequences that have more than a few tokens in it.
+// Attention of a step over a paged KV cache on sm_90: prefill of the sequences that have more than a few tokens in it,
+// and decode of the others.
 #pragma once
 
 #include <cstdint>
@@ -45,5 +46,19 @@ struct PagedPrefillPlan {
 // Depends on shapes and the device alone, so that a CUDA graph serves any lengths.
 PagedPrefillPlan plan_paged_prefill(const PagedPrefill& problem, int num_sms);
 int paged_prefill(const PagedPrefill& problem, const PagedPrefillPlan& plan, Stream stream);
+
+// Of the same problem, the sequences of at most `few` tokens, or all with no more tokens than sequences, and zeros
+// behind the last one. A unit is a slot of a token by a KV head; a cluster of CTAs serves it.
+struct PagedDecodePlan {
+  bool valid = false;
+  int heads = 0;  // the kernel's: 4 or 8 for each KV head
+  int each = 1;
+  int units = 0, cluster_bits = 0;
+  bool pdl = false;
+};
+
+// Depends on shapes and the device alone, too. Valid for widths of 64 and 128, and at most 8 heads for each KV head.
+PagedDecodePlan plan_paged_decode(const PagedPrefill& problem, int num_sms);
+int paged_decode(const PagedPrefill& problem, const PagedDecodePlan& plan, Stream stream);
 
 }  // namespace untorch::kernels::cuda

@@ -1,4 +1,5 @@
-// untorch::paged_prefill: attention of a step's prompts over a paged KV cache, by the WGMMA kernel of sm_90.
+// untorch::paged_prefill and paged_prefill_decode: attention of a step over a paged KV cache by the kernels of sm_90,
+// of its prompts (WGMMA) or of all of it.
 #include <cstdint>
 #include <limits>
 
@@ -33,8 +34,8 @@ struct Arguments {
   std::int64_t window, chunk, few;
 };
 
-// `into` null: new memory.
-TensorPtr paged_prefill(const Op& op, const Arguments& in, const Tensor* into) {
+// `into` null: new memory. decodes: the sequences that are no prompts, too.
+TensorPtr paged_prefill(const Op& op, const Arguments& in, bool decodes, const Tensor* into) {
   const Tensor &query = op.input(in.q, "q"), &pool = op.input(in.pool, "pool"),
                &table = op.input(in.block_table, "block_table"), &ends = op.input(in.cu_seqlens_q, "cu_seqlens_q"),
                &lengths = op.input(in.seqlens_k, "seqlens_k"), &offset = op.input(in.offset, "offset");
@@ -71,12 +72,16 @@ TensorPtr paged_prefill(const Op& op, const Arguments& in, const Tensor* into) {
   check(sinks == nullptr ||
             (sinks->dtype() == DType::kFloat32 && sinks->sizes() == Dims{heads} && sinks->is_contiguous()),
         op, ": argument 'sinks' must be float32, contiguous, of shape ", to_string(Dims{heads}));
+  check(!decodes || ((width == 64 || width == 128) && heads / in.heads_kv <= 8 && in.few > 0), op,
+        ": expected a width of 64 or 128, at most 8 heads for each KV head, and 'few' above 0, got ", width, ", ",
+        heads / in.heads_kv, " and ", in.few);
   const OnDevice on(op, query, {&pool, &table, &ends, &lengths, &offset, sinks});
   const cuda::DeviceProperties& gpu = on.properties();
   check(gpu.major == 9 && gpu.minor == 0, op, ": the kernel is for GPUs of compute capability 9.0, ", gpu.name, " has ",
         gpu.major, ".", gpu.minor);
   TensorPtr out = destination(op, into, query.sizes(), dtype, on.device());
-  if (tokens <= sequences || heads == 0) return out;
+  const bool has_prompts = tokens > sequences;
+  if (heads == 0 || tokens == 0 || !(has_prompts || decodes)) return out;
   kernels::cuda::PagedPrefill p;
   p.dtype = dtype, p.tokens = tokens, p.sequences = sequences;
   p.heads = narrowed(op, "heads", heads), p.kv_heads = narrowed(op, "heads_kv", in.heads_kv);
@@ -92,12 +97,20 @@ TensorPtr paged_prefill(const Op& op, const Arguments& in, const Tensor* into) {
   const kernels::cuda::PagedPrefillPlan plan = kernels::cuda::plan_paged_prefill(p, gpu.num_sms);
   check(plan.valid, op, ": q ", to_string(query.sizes()), " and a pool ", to_string(pool.sizes()), " at ", query.raw(),
         " and ", pool.raw(), " are larger than the kernel takes, or not aligned to 16 bytes");
-  const StorageRef counter = on.scratch(sizeof(std::uint32_t));
-  p.counter = static_cast<std::uint32_t*>(counter->data());
-  cuda::check_driver(cuda::driver().memset_d8_async(reinterpret_cast<cuda::DevicePtr>(p.counter), 0,
-                                                    sizeof(std::uint32_t), on.stream()),
-                     op);
-  on.launched(kernels::cuda::paged_prefill(p, plan, on.stream()));
+  if (has_prompts) {
+    const StorageRef counter = on.scratch(sizeof(std::uint32_t));
+    p.counter = static_cast<std::uint32_t*>(counter->data());
+    cuda::check_driver(cuda::driver().memset_d8_async(reinterpret_cast<cuda::DevicePtr>(p.counter), 0,
+                                                      sizeof(std::uint32_t), on.stream()),
+                       op);
+    on.launched(kernels::cuda::paged_prefill(p, plan, on.stream()));
+  }
+  if (decodes) {
+    kernels::cuda::PagedDecodePlan decode = kernels::cuda::plan_paged_decode(p, gpu.num_sms);
+    check(decode.valid, op, ": ", sequences, " sequences and ", tokens, " tokens are more than the kernel takes");
+    decode.pdl = gpu.has_pdl;
+    on.launched(kernels::cuda::paged_decode(p, decode, on.stream()));
+  }
   return out;
 }
 
@@ -121,7 +134,7 @@ UNTORCH_SHIM aoti_torch_cuda_paged_prefill(AtenTensorHandle q, AtenTensorHandle 
          paged_prefill(
              op,
              {q, pool, block_table, cu_seqlens_q, seqlens_k, sinks, offset, block, heads_kv, scale, window, chunk, few},
-             nullptr),
+             false, nullptr),
          op);
   });
 }
@@ -138,7 +151,44 @@ UNTORCH_SHIM untorch_paged_prefill(AtenTensorHandle out, AtenTensorHandle q, Ate
     const FromTorch relaxed(op);
     (void)paged_prefill(
         op, {q, pool, block_table, cu_seqlens_q, seqlens_k, sinks, offset, block, heads_kv, scale, window, chunk, few},
-        &op.input(out, "out"));
+        false, &op.input(out, "out"));
+  });
+}
+
+// The same with all sequences, for widths of 64 and 128 and at most 8 heads for each KV head: rows behind the last
+// sequence are zeros. `decoded` 0: as paged_prefill.
+UNTORCH_SHIM aoti_torch_cuda_paged_prefill_decode(AtenTensorHandle q, AtenTensorHandle pool,
+                                                  AtenTensorHandle block_table, AtenTensorHandle cu_seqlens_q,
+                                                  AtenTensorHandle seqlens_k, AtenTensorHandle* sinks,
+                                                  AtenTensorHandle offset, std::int64_t block, std::int64_t heads_kv,
+                                                  double scale, std::int64_t window, std::int64_t chunk,
+                                                  std::int64_t few, std::int64_t decoded, AtenTensorHandle* ret0) {
+  constexpr Op op{"paged_prefill_decode", DeviceType::kCUDA};
+  return guarded(op, [&] {
+    check_interrupt();
+    check(ret0 != nullptr, op, ": output pointer is null");
+    give(ret0,
+         paged_prefill(
+             op,
+             {q, pool, block_table, cu_seqlens_q, seqlens_k, sinks, offset, block, heads_kv, scale, window, chunk, few},
+             decoded != 0, nullptr),
+         op);
+  });
+}
+
+// That into memory of the caller.
+UNTORCH_SHIM untorch_paged_prefill_decode(AtenTensorHandle out, AtenTensorHandle q, AtenTensorHandle pool,
+                                          AtenTensorHandle block_table, AtenTensorHandle cu_seqlens_q,
+                                          AtenTensorHandle seqlens_k, AtenTensorHandle* sinks, AtenTensorHandle offset,
+                                          std::int64_t block, std::int64_t heads_kv, double scale, std::int64_t window,
+                                          std::int64_t chunk, std::int64_t few, std::int64_t decoded) {
+  constexpr Op op{"paged_prefill_decode", DeviceType::kCUDA};
+  return guarded(op, [&] {
+    (void)op.input(q, "q");
+    const FromTorch relaxed(op);
+    (void)paged_prefill(
+        op, {q, pool, block_table, cu_seqlens_q, seqlens_k, sinks, offset, block, heads_kv, scale, window, chunk, few},
+        decoded != 0, &op.input(out, "out"));
   });
 }
 

@@ -83,7 +83,7 @@ def _inductor_options(method: Method, folder: Path) -> dict[str, Any]:
             nvfp4_moe.OPERATOR: nvfp4_moe.C_SHIMS,
             proxy_result.CHECK_RESULT: [proxy_result.C_SHIM],
             paged_attention.OPERATOR: [paged_attention.C_SHIM],
-            paged_prefill.OPERATOR: [paged_prefill.C_SHIM],
+            **paged_prefill.C_SHIMS,
             decoder_linears.OPERATOR: [decoder_linears.C_SHIM],
             recurrent.OPERATOR: [recurrent.C_SHIM],
             w4a8.OPERATOR: [w4a8.C_SHIM],

@@ -1,17 +1,22 @@
-"""``untorch::paged_prefill``: the prompts of a step attend over a paged KV cache, by a WGMMA kernel for sm_90.
+"""``untorch::paged_prefill`` and ``paged_prefill_decode``: a step attends over a paged KV cache, by kernels for sm_90.
 
-It is a part of ``untorch::paged_attention_triton``, whose other kernels write new keys and values, serve sequences of
-few tokens, and clear the rows behind the last sequence. libuntorch.so has the kernel; there is no other
-implementation: attention of CPUs has its own reference (``untorch::paged_attention``).
+Prompts are a WGMMA kernel's; paged_prefill_decode serves sequences of few tokens, too, by a second kernel, and clears
+the rows behind the last sequence. Both are parts of ``untorch::paged_attention_triton``, whose other kernels write new
+keys and values, and do what they do not. libuntorch.so has the kernels; there is no other implementation: attention of
+CPUs has its own reference (``untorch::paged_attention``).
 """
 
 from __future__ import annotations
+
+from typing import Any
 
 import torch
 
 from untorch.ops import native
 
-__all__ = ["C_SHIM", "OPERATOR", "is_served", "paged_prefill"]
+__all__ = ["C_SHIMS", "decodes", "is_served", "paged_prefill", "paged_prefill_decode"]
+
+_DECODE_WIDTHS, _DECODE_GROUP = (64, 128), 8
 
 _MAX_WIDTH = 256
 _WIDTH_STEP = 8
@@ -19,11 +24,11 @@ _WIDTH_STEP = 8
 # 102 and 138, and 78, 106 and 157 by Triton's kernel.
 _NARROW, _SHORT_WINDOW = 64, 128
 
-C_SHIM = (
-    "AOTITorchError aoti_torch_cuda_paged_prefill(AtenTensorHandle q, AtenTensorHandle pool, "
+_C_SHIM = (
+    "AOTITorchError aoti_torch_cuda_{function}(AtenTensorHandle q, AtenTensorHandle pool, "
     "AtenTensorHandle block_table, AtenTensorHandle cu_seqlens_q, AtenTensorHandle seqlens_k, "
     "AtenTensorHandle* sinks, AtenTensorHandle offset, int64_t block, int64_t heads_kv, double scale, int64_t window, "
-    "int64_t chunk, int64_t few, AtenTensorHandle* ret0)"
+    "int64_t chunk, int64_t few, {more}AtenTensorHandle* ret0)"
 )
 
 
@@ -58,6 +63,11 @@ def is_served(
     )
 
 
+def decodes(width: int, group: int) -> bool:
+    """Whether paged_prefill_decode takes layers that paged_prefill takes. group: heads of q for each KV head."""
+    return width in _DECODE_WIDTHS and group <= _DECODE_GROUP
+
+
 @torch.library.custom_op("untorch::paged_prefill", mutates_args=())
 def paged_prefill(
     q: torch.Tensor,
@@ -83,21 +93,56 @@ def paged_prefill(
 
     Raises RuntimeError on any GPU but those of compute capability 9.0, and where untorch was built without CUDA.
     """
+    others = (block, heads_kv, scale, window, chunk, few)
+    return _called("paged_prefill", q, pool, block_table, cu_seqlens_q, seqlens_k, sinks, offset, *others)
+
+
+@torch.library.custom_op("untorch::paged_prefill_decode", mutates_args=())
+def paged_prefill_decode(
+    q: torch.Tensor,
+    pool: torch.Tensor,
+    block_table: torch.Tensor,
+    cu_seqlens_q: torch.Tensor,
+    seqlens_k: torch.Tensor,
+    sinks: torch.Tensor | None,
+    offset: torch.Tensor,
+    block: int,
+    heads_kv: int,
+    scale: float,
+    window: int,
+    chunk: int,
+    few: int,
+    decoded: int,
+) -> torch.Tensor:
+    """As paged_prefill, with all rows: those of the other sequences, too, and zeros behind the last one.
+
+    Widths of 64 and 128, and at most 8 heads of q for each KV head (``decodes``). With no more tokens than sequences
+    all tokens are decoded. decoded: 0: only what paged_prefill does.
+    """
+    others = (block, heads_kv, scale, window, chunk, few, decoded)
+    return _called("paged_prefill_decode", q, pool, block_table, cu_seqlens_q, seqlens_k, sinks, offset, *others)
+
+
+def _called(function: str, q: torch.Tensor, *arguments: Any) -> torch.Tensor:
     out = torch.empty_like(q)
     if q.numel() == 0:
         return out
-    if not native.serves("paged_prefill", q):
-        raise RuntimeError("paged_prefill: expected an untorch that was built with CUDA")
-    native.call(
-        "paged_prefill", out, q, pool, block_table, cu_seqlens_q, seqlens_k, (sinks,), offset, block, heads_kv, scale,
-        window, chunk, few,
-    )  # fmt: skip
+    if not native.serves(function, q):
+        raise RuntimeError(f"{function}: expected an untorch that was built with CUDA")
+    before, sinks, behind = arguments[:4], arguments[4], arguments[5:]
+    native.call(function, out, q, *before, (sinks,), *behind)
     return out
 
 
+@paged_prefill_decode.register_fake
 @paged_prefill.register_fake
 def _paged_prefill_fake(q: torch.Tensor, *_others: object) -> torch.Tensor:
     return q.new_empty(q.shape)
 
 
-OPERATOR = torch.ops.untorch.paged_prefill.default
+C_SHIMS = {
+    torch.ops.untorch.paged_prefill.default: [_C_SHIM.format(function="paged_prefill", more="")],
+    torch.ops.untorch.paged_prefill_decode.default: [
+        _C_SHIM.format(function="paged_prefill_decode", more="int64_t decoded, ")
+    ],
+}

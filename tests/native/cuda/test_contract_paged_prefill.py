@@ -1,4 +1,4 @@
-"""What paged_prefill refuses, and with which words. Needs no GPU: the addresses are made up."""
+"""What paged_prefill and paged_prefill_decode refuse, and with which words. Needs no GPU: the addresses are made up."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import torch
 from tests.native.cuda.made_up import made_up, other, refused
 from tests.native.shim import Opt, ShimError, delete, handle, lib, raise_on
 
-PREFILL = "aoti_torch_cuda_paged_prefill"
+PREFILL, DECODE = "aoti_torch_cuda_paged_prefill", "aoti_torch_cuda_paged_prefill_decode"
 BF16, I32, I64 = torch.bfloat16, torch.int32, torch.int64
 NAMES = ("q", "pool", "block_table", "cu_seqlens_q", "seqlens_k", "sinks", "offset")
 
@@ -81,6 +81,29 @@ def arguments(**changes: Any) -> list[Any]:
 )
 def test_refusals(changes: dict[str, Any], expected: str) -> None:
     assert refused(PREFILL, *arguments(**changes)).startswith(f"paged_prefill: {expected}")
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({"scale": 0.0}, "argument 'scale' must be positive, got 0"),
+        (
+            {"q": made_up(40, 4, 128, dtype=BF16), "few": 0, "pool": made_up(5, 2 * 2 * 16 * 128, dtype=BF16)},
+            "expected a width of 64 or 128, at most 8 heads for each KV head, and 'few' above 0, got 128, 2 and 0",
+        ),
+        (
+            {"q": made_up(2, 4, 32, dtype=BF16)},
+            "expected a width of 64 or 128, at most 8 heads for each KV head, and 'few' above 0, got 32, 2 and 4",
+        ),
+        (
+            {"q": made_up(2, 18, 64, dtype=BF16), "sinks": None},
+            "expected a width of 64 or 128, at most 8 heads for each KV head, and 'few' above 0, got 64, 9 and 4",
+        ),
+    ],
+)  # fmt: skip
+def test_refusals_of_decode(changes: dict[str, Any], expected: str) -> None:
+    """Steps of at most as many tokens as sequences, which have no prompt, and others."""
+    assert refused(DECODE, *arguments(**changes), 1) == f"paged_prefill_decode: {expected}"
 
 
 @pytest.mark.parametrize("name", NAMES[1:])

@@ -211,7 +211,7 @@ def test_the_layers_between_two_attentions(driver: Path, tmp_path: Path) -> None
     functions = re.findall(r"ERROR_CODE_CHECK\((aoti_torch_cuda_\w+)\(", body)
     counts = {name.removeprefix("aoti_torch_cuda_"): functions.count(name) for name in functions}
     # The first q, k and v, with a bias, and the head.
-    assert counts == {"decoder_linears": 3, "paged_prefill": 3, "int4_linear": 2}
+    assert counts == {"decoder_linears": 3, "paged_prefill_decode": 3, "int4_linear": 2}
     kernels = [line for line in body.splitlines() if line.strip().startswith("call_triton_")]
     assert len(kernels) <= 8, kernels  # of the embedding, the first norm, the tables and the rows
     quantised = manifest["methods"]["step_16"]["quantization"]
@@ -226,8 +226,17 @@ with Engine(path, kv_memory="256KiB", max_sequences=4, max_batch_tokens=16, text
 launches = fake.fake_launches().decode()
 found["swiglu"], found["norms"] = launches.count("silu_and_mul_kernel"), launches.count("normalise")
 found["decodes"] = launches.count("paged_decode")
+def decoding():
+    names = fake.fake_launches().decode().split()
+    return sum("paged_decode_kernel" in name for name in names), names.count("paged_decode")
+found["few"] = decoding()
+with Engine(path, kv_memory="1MiB", max_sequences=16, max_batch_tokens=32, text=False, cuda_graphs=False) as engine:
+    engine.generate([[i] * 3 for i in range(12)], params)
+found["many"] = decoding()
 """
     result = found(driver, path, script)
     assert result["counts"] == [3, 3, 3]
+    # One kernel decodes for few sequences; for more than it has clusters for, Triton's do.
+    assert result["few"][0] > 0 and result["few"][1] == 0 and result["many"][1] > 0
     assert result["swiglu"] > 0 and result["swiglu"] % 3 == 0 and result["norms"] == 2 * result["swiglu"]
     assert result["swiglu"] <= result["decodes"]

@@ -15,6 +15,7 @@ SOURCE = r"""
 namespace untorch::kernels::cuda {
 int paged_prefill_float16(const PagedPrefill&, const PagedPrefillPlan&, Stream) { return 16; }
 int paged_prefill_bfloat16(const PagedPrefill&, const PagedPrefillPlan&, Stream) { return 17; }
+int paged_decode_sm90(const PagedPrefill&, const PagedDecodePlan&, Stream) { return 18; }
 }  // namespace untorch::kernels::cuda
 using namespace untorch;
 using namespace untorch::kernels::cuda;
@@ -31,10 +32,24 @@ void print(const PagedPrefill& p) {
   std::printf("%d %d %d %d %d %d %d %d %d %d\n", plan.valid, plan.width, plan.row_heads, plan.row_tokens, plan.head_tiles,
               plan.row_blocks, plan.items, plan.ctas, plan.box_rows, paged_prefill(p, plan, nullptr));
 }
+void print_decode(PagedPrefill p, int few) {
+  p.few = few;
+  const PagedDecodePlan plan = plan_paged_decode(p, 132);
+  std::printf("%d %d %d %d %d %d\n", plan.valid, plan.heads, plan.each, plan.units, plan.cluster_bits,
+              paged_decode(p, plan, nullptr));
+}
 int main() {
   $CODE
 }
 """
+
+
+def decode_plans(folder: Path, *problems: str) -> list[list[int]]:
+    """Of a problem and `few`: valid, heads, each, units, cluster_bits, and what the launcher gives."""
+    code = "\n  ".join(
+        f"print_decode(problem({problem}));".replace("; ", "), ", 1).replace("));", ");") for problem in problems
+    )
+    return [[int(number) for number in line.split()] for line in lines_of(SOURCE.replace("$CODE", code), folder)]
 
 
 def plans(folder: Path, *problems: str) -> list[list[int]]:
@@ -75,3 +90,22 @@ def test_without_prompts_nothing_is_launched(tmp_path: Path) -> None:
 def test_what_it_does_not_take(tmp_path: Path, change: str) -> None:
     [before, after] = plans(tmp_path, *(f"problem(300, 2, 32, 8, 64, 16){more}" for more in ("", f"; {change}")))
     assert before[0] == 1 and (after[0], after[9]) == (0, 1)
+
+
+def test_slots_of_decode(tmp_path: Path) -> None:
+    """A cluster for each token by a KV head, as large as the GPU has SMs for; in steps with prompts for each sequence."""
+    got = decode_plans(
+        tmp_path, "1, 1, 32, 8, 128, 16; 4", "4, 4, 32, 8, 128, 16; 4", "64, 64, 28, 4, 64, 16; 2",
+        "16, 16, 64, 8, 128, 16; 4", "5, 8, 8, 8, 64, 16; 4", "300, 2, 32, 8, 128, 16; 4", "300, 40, 32, 8, 128, 16; 4",
+        "0, 3, 32, 8, 128, 16; 4",
+    )  # fmt: skip
+    assert got == [
+        [1, 4, 1, 8, 3, 18], [1, 4, 1, 32, 2, 18], [1, 8, 1, 256, 0, 18], [1, 8, 1, 128, 0, 18],
+        [1, 4, 1, 40, 1, 18], [1, 4, 4, 96, 0, 18], [1, 4, 1, 41 * 8, 0, 18], [1, 4, 1, 0, 3, 0],
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("problem", ["2, 2, 32, 8, 96, 16; 4", "2, 2, 72, 8, 64, 16; 4", "2, 2, 32, 8, 64, 16; 0"])
+def test_what_is_not_decoded(tmp_path: Path, problem: str) -> None:
+    [[valid, *_, launched]] = decode_plans(tmp_path, problem)
+    assert (valid, launched) == (0, 1)

@@ -1,5 +1,5 @@
-// The template instances of attention(), attention_wgmma() and paged_prefill(), one per file, so that they build in
-// parallel.
+// The template instances of attention(), attention_wgmma(), paged_prefill() and paged_decode(), one per file, so that
+// they build in parallel.
 #pragma once
 
 #include "kernels/attention.h"
@@ -18,6 +18,7 @@ int attention_wgmma_bfloat16(const Attention& problem, const WgmmaAttentionPlan&
 
 int paged_prefill_float16(const PagedPrefill& problem, const PagedPrefillPlan& plan, Stream stream);
 int paged_prefill_bfloat16(const PagedPrefill& problem, const PagedPrefillPlan& plan, Stream stream);
+int paged_decode_sm90(const PagedPrefill& problem, const PagedDecodePlan& plan, Stream stream);
 // Keys of a tile.
 constexpr int paged_keys(int width) { return width == 256 ? 80 : 128; }
 

@@ -1,4 +1,4 @@
-// Which steps the paged WGMMA kernel takes, and its tiles (paged_wgmma_sm90.cuh).
+// Which steps the paged kernels of sm_90 take, and their tiles (paged_wgmma_sm90.cuh, paged_decode.sm90a.cu).
 #include <algorithm>
 #include <cstdint>
 #include <limits>
@@ -9,9 +9,10 @@
 namespace untorch::kernels::cuda {
 namespace {
 
-constexpr int kRows = 128;     // of a row block
-constexpr int kRowHeads = 64;  // at most
-constexpr int kLeastBox = 16;  // pages are multiples of it
+constexpr int kRows = 128;          // of a row block
+constexpr int kRowHeads = 64;       // at most
+constexpr int kMaxClusterBits = 3;  // of decode's clusters: more than 8 CTAs are not portable
+constexpr int kLeastBox = 16;       // pages are multiples of it
 constexpr std::int64_t kMaxInt = std::numeric_limits<std::int32_t>::max();
 
 bool is_aligned(const void* pointer) { return reinterpret_cast<std::uintptr_t>(pointer) % 16 == 0; }
@@ -41,6 +42,31 @@ PagedPrefillPlan plan_paged_prefill(const PagedPrefill& p, int num_sms) {
   plan.box_rows = std::gcd(p.block, paged_keys(plan.width));
   plan.valid = true;
   return plan;
+}
+
+PagedDecodePlan plan_paged_decode(const PagedPrefill& p, int num_sms) {
+  PagedDecodePlan plan;
+  if (!plan_paged_prefill(p, num_sms).valid || (p.width != 64 && p.width != 128)) return plan;
+  const int group = p.heads / p.kv_heads;
+  if (group > 8 || p.few < 1) return plan;
+  std::int64_t slots = p.tokens;
+  if (p.tokens > p.sequences) {
+    slots = p.sequences + 1;
+    if (slots * p.few * p.kv_heads <= num_sms) plan.each = p.few;  // few sequences' tokens, side by side
+    slots *= plan.each;
+  }
+  const std::int64_t units = slots * p.kv_heads;
+  if (units > kMaxInt >> kMaxClusterBits) return plan;
+  plan.heads = group <= 4 ? 4 : 8;
+  plan.units = static_cast<int>(units);
+  while (plan.cluster_bits < kMaxClusterBits && units << (plan.cluster_bits + 1) <= num_sms) ++plan.cluster_bits;
+  plan.valid = true;
+  return plan;
+}
+
+int paged_decode(const PagedPrefill& problem, const PagedDecodePlan& plan, Stream stream) {
+  if (!plan.valid) return kNoKernel;
+  return plan.units == 0 ? 0 : paged_decode_sm90(problem, plan, stream);
 }
 
 int paged_prefill(const PagedPrefill& problem, const PagedPrefillPlan& plan, Stream stream) {

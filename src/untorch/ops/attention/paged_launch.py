@@ -12,6 +12,7 @@ from untorch.ops.attention.configs import block_width
 from untorch.ops.attention.paged import paged_combine, paged_decode, paged_prefill, write_pages
 from untorch.ops.attention.paged_configs import BUSY, PagedConfig, paged_config, split_width
 from untorch.ops.kv_pages import LARGEST_CODE
+from untorch.ops.paged_prefill import decodes, paged_prefill_decode
 from untorch.ops.paged_prefill import paged_prefill as paged_prefill_wgmma
 
 __all__ = ["launch_paged"]
@@ -27,6 +28,10 @@ _COMBINE_BLOCK = 32
 # Of values in prefill: with fewer, rows of less than 128 bytes, Triton's code for sm_90 reads beyond shared memory.
 _FEWEST_COLUMNS = 64
 _WRITE_ELEMENTS = 4096  # of a tile of tokens
+# Where paged_prefill_decode decodes: while clusters of so many CTAs are one wave of the GPU, and the block table has
+# room for no more positions. ms a token, Qwen3-8B's sizes in int4 on an H200, by Triton's kernels and by it, with 128,
+# 4,096 and 32,768 positions: 2.066, 2.347 and 3.910; 1.910, 2.277 and 4.685. More sequences were not measured.
+_CLUSTER, _MOST_POSITIONS = 8, 8192
 
 
 def launch_paged(
@@ -91,11 +96,18 @@ def launch_paged(
     few_heads = min(group, config.rows)
     few = config.rows // few_heads
     out: torch.Tensor
+    decoded = 0
     if wgmma:
-        out = paged_prefill_wgmma(
+        native = (
             q, pool, block_table, cu_seqlens_q, seqlens_k, None if sinks is None else sinks.contiguous(), offset, block,
-            heads_kv, float(scale), window, chunk, few,
+            heads_kv, float(scale), window, chunk,
         )  # fmt: skip
+        if decodes(width, group):
+            many = sequences * (heads_kv * _CLUSTER) // (processors + 1)
+            decoded = 1 - _min(1, many + (block_table.shape[1] * block - 1) // _MOST_POSITIONS)
+            out = paged_prefill_decode(*native, few, decoded)
+        else:
+            out = paged_prefill_wgmma(*native, few)
     else:
         out = q.new_empty((tokens, heads, width_v))
     tiles = -(-group // few_heads)
@@ -104,6 +116,7 @@ def launch_paged(
     programs = config.decode.programs + more * _min(1, sequences // BUSY)
     splits = _max(1, _min(_MOST_SPLITS, programs * processors // (_max(1, sequences) * heads_kv * tiles)))
     several = _min(splits - 1, 1)  # 0 with one split: nothing to reduce
+    several *= 1 - decoded
     rows = sequences * few * heads * splits * several
     parts = q.new_empty((rows * width_v,), dtype=torch.float32)
     peaks = q.new_empty((rows,), dtype=torch.float32)
@@ -124,7 +137,7 @@ def launch_paged(
     numbers = (
         *q.stride()[:2], pool.stride(0), tokens, sequences, block_table.shape[1], pool.shape[0],
     )  # fmt: skip
-    wrap(paged_decode)[((sequences + 1) * (heads_kv * tiles) * splits,)](
+    wrap(paged_decode)[((sequences + 1) * (heads_kv * tiles) * splits * (1 - decoded),)](
         *read, out, parts, peaks, totals, *numbers, splits,
         **common, GROUP_TILE=few_heads, BLOCK_M=config.rows, BLOCK_N=config.decode.block_n,
         num_warps=config.decode.num_warps, num_stages=config.decode.num_stages,
