@@ -44,7 +44,12 @@ def allow_small_sizes(
     ones = {symbol for symbol, _ in _sizes_of_one(program, examples)}
     lowest = dict.fromkeys(symbols, _SPECIAL)
     for size in (1, 0):
-        asked = [symbol for symbol in symbols if lowest[symbol] == size + 1]
+        # A minimum of one that the caller wrote stays, whatever the shapes for none are.
+        asked = [
+            symbol
+            for symbol in symbols
+            if lowest[symbol] == size + 1 and (bounds[symbol].lower in (0, _SPECIAL) or size > 0)
+        ]
         if not asked:
             break
         together = keeps_shapes(program, hints | dict.fromkeys(asked, size))
