@@ -1,4 +1,4 @@
-"""Sequences of few tokens over pages by the decode kernel of sm_90, through the operator that calls it."""
+"""Sequences of few tokens over pages by the decode kernel of sm_90, by itself and where paged attention calls it."""
 
 from __future__ import annotations
 
@@ -9,7 +9,9 @@ import hypothesis.strategies as st
 import pytest
 import torch
 
-from tests.gpu.native.test_paged_prefill import TOLERANCE, placed, prompts, reference, verify
+from tests.gpu.native.test_paged_prefill import TOLERANCE, placed, prompts, reference
+from untorch.ops.paged_attention import paged_attention
+from untorch.ops.paged_prefill import paged_prefill_decode
 
 pytest.importorskip("triton")
 
@@ -19,6 +21,20 @@ pytestmark = [
     ),
     pytest.mark.filterwarnings("ignore"),
 ]
+
+
+NAMES = ("q", "pool", "block_table", "cu_seqlens_q", "seqlens_k", "sinks", "offset", "block", "heads_kv", "scale",
+         "window", "chunk")  # fmt: skip
+
+
+def verify(given: dict[str, Any], few: int = 4) -> None:
+    """Whatever the number of sequences and of positions, where paged attention has other kernels."""
+    given = given | {"pool": given["pool"].clone()}
+    expected = paged_attention(**given)  # writes new keys and values
+    on_gpu = placed(given)
+    got = paged_prefill_decode(*(on_gpu[name] for name in NAMES), few, 1)
+    tolerance = TOLERANCE[given["q"].dtype]
+    torch.testing.assert_close(got, expected.cuda(), rtol=tolerance, atol=tolerance)
 
 
 @hypothesis.settings(max_examples=150, deadline=None, derandomize=True)
@@ -44,7 +60,7 @@ def test_any_batch(data: st.DataObject) -> None:
     given["sinks"] = draw(st.sampled_from([None, torch.linspace(-2, 2, given["q"].shape[1])]))
     if draw(st.booleans()):
         given["k"] = given["v"] = None
-    verify(given)
+    verify(given, draw(st.sampled_from([1, 2, 4, 16])))
 
 
 @pytest.mark.parametrize("sequences", [1, 2, 5, 16, 33, 200])
