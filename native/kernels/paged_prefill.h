@@ -47,8 +47,15 @@ struct PagedPrefillPlan {
 PagedPrefillPlan plan_paged_prefill(const PagedPrefill& problem, int num_sms);
 int paged_prefill(const PagedPrefill& problem, const PagedPrefillPlan& plan, Stream stream);
 
+// Whether decode takes such layers. group: heads for each KV head.
+constexpr bool takes_paged_decode(std::int64_t width, std::int64_t group, std::int64_t few) {
+  return (width == 64 || width == 128) && group <= 8 && few >= 1;
+}
+
 // Of the same problem, the sequences of at most `few` tokens, or all with no more tokens than sequences, and zeros
-// behind the last one. A unit is a slot of a token by a KV head; a cluster of CTAs serves it.
+// behind the last one. A unit is a slot by a KV head; a cluster of CTAs serves it. With no more tokens than sequences a
+// slot is a token; otherwise a sequence, and what is behind the last one, has `each` slots, which take its tokens in
+// turn.
 struct PagedDecodePlan {
   bool valid = false;
   int heads = 0;  // the kernel's: 4 or 8 for each KV head
@@ -57,7 +64,7 @@ struct PagedDecodePlan {
   bool pdl = false;
 };
 
-// Depends on shapes and the device alone, too. Valid for widths of 64 and 128, and at most 8 heads for each KV head.
+// Depends on shapes and the device alone, too.
 PagedDecodePlan plan_paged_decode(const PagedPrefill& problem, int num_sms);
 int paged_decode(const PagedPrefill& problem, const PagedDecodePlan& plan, Stream stream);
 

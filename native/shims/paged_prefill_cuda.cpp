@@ -72,7 +72,7 @@ TensorPtr paged_prefill(const Op& op, const Arguments& in, bool decodes, const T
   check(sinks == nullptr ||
             (sinks->dtype() == DType::kFloat32 && sinks->sizes() == Dims{heads} && sinks->is_contiguous()),
         op, ": argument 'sinks' must be float32, contiguous, of shape ", to_string(Dims{heads}));
-  check(!decodes || ((width == 64 || width == 128) && heads / in.heads_kv <= 8 && in.few > 0), op,
+  check(!decodes || kernels::cuda::takes_paged_decode(width, heads / in.heads_kv, in.few), op,
         ": expected a width of 64 or 128, at most 8 heads for each KV head, and 'few' above 0, got ", width, ", ",
         heads / in.heads_kv, " and ", in.few);
   const OnDevice on(op, query, {&pool, &table, &ends, &lengths, &offset, sinks});

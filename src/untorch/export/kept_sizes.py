@@ -20,7 +20,7 @@ class FixedSizeError(Exception):
 def keeps_sizes(module: fx.GraphModule) -> Iterator[None]:
     """Raises FixedSizeError behind the block if sizes of the module's inputs that were dynamic before it no longer are.
 
-    The message wants whoever did it before it.
+    The caller puts the name of what fixed them before its message.
     """
     dynamic = [
         (node.target, position, size)

@@ -10,6 +10,7 @@
 #include <deque>
 #include <map>
 #include <mutex>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -42,6 +43,7 @@ struct State {
   std::vector<Event> captured;                      // recorded in the capture that runs
   std::map<const void*, std::vector<Event>> nodes;  // of a graph or an executable one: a replay records them
   Stream capturing = nullptr;
+  std::set<Event> in_capture;
   Result fatal = kSuccess;
 };
 State& state() {
@@ -260,6 +262,11 @@ Result cuEventRecord(Event event, Stream stream) {
   {
     const std::lock_guard lock(state().mutex);
     state().recorded[event] = milliseconds();
+    if (state().capturing == stream && stream != nullptr) {
+      state().in_capture.insert(event);
+    } else {
+      state().in_capture.erase(event);
+    }
   }
   return noted("record", stream);
 }
@@ -282,7 +289,15 @@ Result cuFuncGetName(const char** name, Function function) {
   return *name = reinterpret_cast<const std::string*>(function)->c_str(), kSuccess;
 }
 Result cuEventQuery(Event) { return state().fatal; }
-Result cuEventSynchronize(Event event) { return noted("synchronize_event", event); }
+// What a captured stream recorded last cannot be waited for.
+Result cuEventSynchronize(Event event) {
+  constexpr Result kErrorCapturedEvent = 907;
+  {
+    const std::lock_guard lock(state().mutex);
+    if (state().in_capture.contains(event)) return kErrorCapturedEvent;
+  }
+  return noted("synchronize_event", event);
+}
 
 Result cuModuleLoadData(Module* module, const void*) {
   ++state().modules_loaded;

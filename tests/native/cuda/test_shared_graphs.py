@@ -83,3 +83,15 @@ def test_shared_graphs(driver: Path, tmp_path: Path) -> None:
     assert result["closed"] == "the graph was closed"
     assert result["kept"][0] == [2048, 1024]
     assert result["left"] < result["kept"][1]
+
+
+def test_a_graph_is_the_first_call(driver: Path, tmp_path: Path) -> None:
+    """Since torch 2.13 a model's first run waits for its constants' folding, which a captured stream does not allow."""
+    path = tmp_path / "m.pt2"
+    export(nn.Linear(8, 4), (torch.rand(2, 8),), path, device="cuda", arch="sm_90", progress=False)
+    script = """
+x = np.zeros((2, 8), np.float32)
+with untorch.load(path) as program:
+    found["shape"] = program.forward.graph(x)(x).shape
+"""
+    assert found(driver, path, script, GRAPHS=1)["shape"] == [2, 4]

@@ -1,4 +1,4 @@
-"""Sizes of inputs that are dynamic stay so: whoever fixes one is named."""
+"""Dynamic sizes of inputs stay dynamic: the error names the pass, or Inductor, that fixes one."""
 
 from __future__ import annotations
 

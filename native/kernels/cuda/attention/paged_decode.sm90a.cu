@@ -17,9 +17,11 @@
 #include <limits>
 
 #include "kernels/cuda/attention/instances.h"
+#include "kernels/cuda/common/cluster.cuh"
 #include "kernels/cuda/common/device_types.cuh"
 #include "kernels/cuda/common/half_pair.cuh"
 #include "kernels/cuda/common/launch.cuh"
+#include "kernels/cuda/common/load_once.cuh"
 
 namespace untorch::kernels::cuda {
 namespace {
@@ -27,15 +29,6 @@ namespace {
 constexpr int kDecodeWarps = 8, kDecodeThreads = 32 * kDecodeWarps, kDecodeRows = 4;
 constexpr unsigned kAllLanes = 0xffffffff;
 constexpr float kLog2E = 1.4426950408889634f;
-
-// Keys and values are read once: they must not push what is read again out of L1.
-__device__ __forceinline__ uint4 load_kv(const void* address) {
-  uint4 value;
-  asm volatile("ld.global.L1::no_allocate.L2::128B.v4.u32 {%0, %1, %2, %3}, [%4];"
-               : "=r"(value.x), "=r"(value.y), "=r"(value.z), "=r"(value.w)
-               : "l"(address));
-  return value;
-}
 
 template <class T>
 __device__ __forceinline__ float2 floats_of(std::uint32_t bits) {
@@ -77,17 +70,6 @@ __device__ __forceinline__ float exp2_of(float x) {
 // What the exponents are relative to: 0 where no key was seen.
 __device__ __forceinline__ float finite_peak(float peak) {
   return peak == -std::numeric_limits<float>::infinity() ? 0.f : peak;
-}
-
-__device__ __forceinline__ void cluster_barrier() {
-  asm volatile("barrier.cluster.arrive.release.aligned;\nbarrier.cluster.wait.acquire.aligned;" ::: "memory");
-}
-__device__ __forceinline__ float of_cta(const float* own, int rank) {
-  unsigned address = static_cast<unsigned>(__cvta_generic_to_shared(own));
-  float value;
-  asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(address) : "r"(address), "r"(rank));
-  asm volatile("ld.shared::cluster.f32 %0, [%1];" : "=f"(value) : "r"(address) : "memory");
-  return value;
 }
 
 // The last sequence that begins at or before the token, which is not behind the last one.
@@ -182,7 +164,7 @@ __global__ void __launch_bounds__(kDecodeThreads, 1)
       for (int u = 0; u < kDecodeRows; ++u) {
         const int position = tile * kTile + u * kAtOnce + row;
         into[u] = make_uint4(0, 0, 0, 0);
-        if (position >= low && position < high) into[u] = load_kv(from + u * kAtOnce * W);
+        if (position >= low && position < high) into[u] = load_once(from + u * kAtOnce * W);
       }
     };
 
@@ -316,7 +298,7 @@ __global__ void __launch_bounds__(kDecodeThreads, 1)
       sums[g][c] = sum;
     }
     if (ctas > 1) {
-      cluster_barrier();
+      wait_for_cluster();
     } else {
       __syncthreads();
     }
@@ -327,13 +309,13 @@ __global__ void __launch_bounds__(kDecodeThreads, 1)
       float most_here = peaks[g], sum = sums[g][c], all = totals[g];
       if (ctas > 1) {
         most_here = nothing;
-        for (int r = 0; r < ctas; ++r) most_here = fmaxf(most_here, of_cta(&peaks[g], r));
+        for (int r = 0; r < ctas; ++r) most_here = fmaxf(most_here, at_rank(&peaks[g], r));
         const float shift = finite_peak(most_here);
         sum = all = 0;
         for (int r = 0; r < ctas; ++r) {
-          const float weight = exp2_of(of_cta(&peaks[g], r) - shift);
-          sum = fmaf(weight, of_cta(&sums[g][c], r), sum);
-          all = fmaf(weight, of_cta(&totals[g], r), all);
+          const float weight = exp2_of(at_rank(&peaks[g], r) - shift);
+          sum = fmaf(weight, at_rank(&sums[g][c], r), sum);
+          all = fmaf(weight, at_rank(&totals[g], r), all);
         }
       }
       if (p.sinks != nullptr) {
@@ -346,7 +328,7 @@ __global__ void __launch_bounds__(kDecodeThreads, 1)
     }
     // What others still read must not go away, nor be written for the next token.
     if (ctas > 1) {
-      cluster_barrier();
+      wait_for_cluster();
     } else {
       __syncthreads();
     }

@@ -46,9 +46,9 @@ PagedPrefillPlan plan_paged_prefill(const PagedPrefill& p, int num_sms) {
 
 PagedDecodePlan plan_paged_decode(const PagedPrefill& p, int num_sms) {
   PagedDecodePlan plan;
-  if (!plan_paged_prefill(p, num_sms).valid || (p.width != 64 && p.width != 128)) return plan;
+  if (!plan_paged_prefill(p, num_sms).valid) return plan;
   const int group = p.heads / p.kv_heads;
-  if (group > 8 || p.few < 1) return plan;
+  if (!takes_paged_decode(p.width, group, p.few)) return plan;
   std::int64_t slots = p.tokens;
   if (p.tokens > p.sequences) {
     slots = p.sequences + 1;

@@ -8,8 +8,10 @@
 
 #include <algorithm>
 
+#include "kernels/cuda/common/cluster.cuh"
 #include "kernels/cuda/common/device_types.cuh"
 #include "kernels/cuda/common/launch.cuh"
+#include "kernels/cuda/common/load_once.cuh"
 #include "kernels/cuda/gemm/small_m.h"
 
 namespace untorch::kernels::cuda {
@@ -57,20 +59,6 @@ __device__ __forceinline__ Place place_of(Shares shares) {
   const int turn = (shares.rank() << shares.split_bits) + (warp & (shares.split() - 1));
   return {std::int64_t{tile} * Cols, std::int64_t{blockIdx.y} * kGemmRows, turn, shares.split() << shares.cluster_bits};
 }
-
-#if __CUDA_ARCH__ >= 900
-__device__ __forceinline__ void wait_for_cluster() {
-  asm volatile("barrier.cluster.arrive.release.aligned;\nbarrier.cluster.wait.acquire.aligned;" ::: "memory");
-}
-// The value at the same place of another CTA's shared memory (distributed shared memory).
-__device__ __forceinline__ float at_rank(const float* own, int rank) {
-  unsigned address = static_cast<unsigned>(__cvta_generic_to_shared(own));
-  float value;
-  asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(address) : "r"(address), "r"(rank));
-  asm volatile("ld.shared::cluster.f32 %0, [%1];" : "=f"(value) : "r"(address) : "memory");
-  return value;
-}
-#endif
 
 // The epilogue of one element: alpha, beta · c, the activation.
 template <class T>
@@ -121,22 +109,6 @@ __device__ __forceinline__ void finish(const SmallGemm& p, Compute<T>* sums, Sha
   }
 #endif
   for (int i = thread; i < count; i += threads) put(i, of_cta(i));
-}
-
-// Weights are read once: they must not push the rows of a, which every tile reads, out of L1.
-__device__ __forceinline__ uint4 load_once(const void* address) {
-  uint4 value;
-  asm volatile("ld.global.L1::no_allocate.L2::128B.v4.u32 {%0, %1, %2, %3}, [%4];"
-               : "=r"(value.x), "=r"(value.y), "=r"(value.z), "=r"(value.w)
-               : "l"(address));
-  return value;
-}
-__device__ __forceinline__ uint2 load_once_8(const void* address) {
-  uint2 value;
-  asm volatile("ld.global.L1::no_allocate.L2::128B.v2.u32 {%0, %1}, [%2];"
-               : "=r"(value.x), "=r"(value.y)
-               : "l"(address));
-  return value;
 }
 
 // Doubles split-K until every SM has two CTAs, in one wave, as long as every warp finds `chunk` along k; over a
