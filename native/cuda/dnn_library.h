@@ -33,6 +33,7 @@ std::int32_t type_of(DType dtype) noexcept;
 
 // cudnnBackendDescriptorType_t
 enum class Kind : int {
+  kPointwise = 0,
   kConvolution = 1,
   kEngine = 2,
   kEngineConfig = 3,
@@ -40,6 +41,7 @@ enum class Kind : int {
   kPlan = 5,
   kConvolutionForward = 10,
   kConvolutionBackwardData = 12,
+  kPointwiseOperation = 13,
   kGraph = 15,
   kVariantPack = 16,
   kTensor = 17,
@@ -52,7 +54,16 @@ struct Attribute {
 };
 namespace attribute {
 enum : int { kTypeHandle, kTypeData, kTypeBool, kTypeInt64, kTypeFloat, kTypeDouble, kTypePointer, kTypeMode };
-enum : int { kTypeHeuristics = 8, kTypeNote = 11, kTypeDescriptor = 15 };
+enum : int {
+  kTypeHeuristics = 8,
+  kTypeNan = 10,
+  kTypeNote = 11,
+  kTypePointwise = 14,
+  kTypeDescriptor = 15,
+  kTypeBehavior = 19
+};
+inline constexpr Attribute<std::int32_t> kPointwiseMode{0, kTypePointwise}, kPointwiseType{1, kTypeData},
+    kPointwiseNan{2, kTypeNan};
 inline constexpr Attribute<std::int32_t> kComputeType{100, kTypeData}, kConvolutionMode{101, kTypeMode};
 inline constexpr Attribute<std::int64_t> kDilations{102, kTypeInt64}, kStrides{103, kTypeInt64},
     kPostPaddings{104, kTypeInt64}, kPrePaddings{105, kTypeInt64}, kSpatialDims{106, kTypeInt64};
@@ -69,17 +80,23 @@ inline constexpr Attribute<RawDescriptor> kForwardConvolution{702, kTypeDescript
     kForwardX{704, kTypeDescriptor}, kForwardY{705, kTypeDescriptor};
 inline constexpr Attribute<RawDescriptor> kBackwardConvolution{708, kTypeDescriptor}, kBackwardW{709, kTypeDescriptor},
     kBackwardDx{710, kTypeDescriptor}, kBackwardDy{711, kTypeDescriptor};
+inline constexpr Attribute<RawDescriptor> kPointwiseDescriptor{750, kTypeDescriptor}, kPointwiseX{751, kTypeDescriptor},
+    kPointwiseB{752, kTypeDescriptor}, kPointwiseY{753, kTypeDescriptor};
 inline constexpr Attribute<Handle> kGraphHandle{800, kTypeHandle};
 inline constexpr Attribute<RawDescriptor> kGraphOperations{801, kTypeDescriptor};
 inline constexpr Attribute<std::int64_t> kTensorAlignment{900, kTypeInt64}, kTensorSizes{902, kTypeInt64},
     kTensorStrides{903, kTypeInt64}, kTensorId{906, kTypeInt64};
 inline constexpr Attribute<std::int32_t> kTensorType{901, kTypeData};
+inline constexpr Attribute<bool> kTensorVirtual{907, kTypeBool};  // between operations, never in memory
 inline constexpr Attribute<std::int64_t> kPackIds{1000, kTypeInt64};
 inline constexpr Attribute<const void*> kPackPointers{1001, kTypePointer}, kPackWorkspace{1003, kTypePointer};
-inline constexpr Attribute<std::int32_t> kEngineNotes{1303, kTypeNote};
+inline constexpr Attribute<std::int32_t> kEngineNotes{1303, kTypeNote}, kEngineBehavior{1305, kTypeBehavior};
 }  // namespace attribute
 
 constexpr std::int32_t kCrossCorrelation = 1;               // cudnnConvolutionMode_t
+constexpr std::int32_t kAdd = 0, kRelu = 100;               // cudnnPointwiseMode_t
+constexpr std::int32_t kPropagateNan = 1;                   // cudnnNanPropagation_t
+constexpr std::int32_t kCompiledAtRunTime = 0;              // cudnnBackendBehaviorNote_t
 enum : std::int32_t { kModeFallback = 2, kModeA = 3 };      // cudnnBackendHeurMode_t
 enum : std::int32_t { kTensorCore, kDownConvertInputs };    // cudnnBackendNumericalNote_t
 constexpr std::int32_t kNondeterministic = 4, kNotes = 16;  // one of them; more than there are

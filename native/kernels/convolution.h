@@ -79,8 +79,18 @@ int convolution_direct(const ConvolutionShape& shape, bool transposed, DType dty
 bool serves_depthwise_rows(const ConvolutionShape& shape);
 int convolution_depthwise_rows(const ConvolutionShape& shape, DType dtype, const void* input, const void* weight,
                                const void* bias, void* output, Stream stream);
-// output[n, o, …] += bias[o], output dense in the shape's format.
-int convolution_bias(const ConvolutionShape& shape, DType dtype, const void* bias, void* output, Stream stream);
+// Depthwise problems of channels-last images in float32 and the half types, of the same kernels and strides, where the
+// channels are a multiple of 8 bytes; kNoKernel for others, and for pointers that are not aligned to 8 bytes. The
+// weight is [kernel…, channels]. output = activation(convolution + bias + residual).
+bool serves_depthwise_channels_last(const ConvolutionShape& shape, DType dtype);
+int convolution_depthwise_channels_last(const ConvolutionShape& shape, DType dtype, const void* input,
+                                        const void* weight, const void* bias, const void* residual,
+                                        const ConvolutionEpilogue& epilogue, void* output, Stream stream);
+// output[n, o, …] = activation(output + bias[o] + residual); bias and residual may be null, and the epilogue's binary
+// step is not read. Output and residual are dense in the shape's format. Sums run in float for the half types and are
+// rounded once.
+int convolution_epilogue(const ConvolutionShape& shape, DType dtype, const void* bias, const void* residual,
+                         const ConvolutionEpilogue& epilogue, void* output, Stream stream);
 }  // namespace cuda
 
 }  // namespace untorch::kernels

@@ -4,7 +4,6 @@
 #include "shims/convolution.h"
 
 #include "cuda/blas.h"
-#include "cuda/dnn.h"
 #include "cuda/tf32.h"
 #include "shims/nn.h"
 
@@ -147,20 +146,25 @@ bool gives_channels_last(const Op& op, const Tensor& input, const Tensor& weight
          input.size(0) * input.size(1) * input.size(2) * input.size(3) > kLargeEnough;
 }
 
-// A problem that passed the checks, with its result. bias: null, or row-major on CUDA.
+// A problem that passed the checks, with its result. bias: null, or row-major on CUDA. The residual is laid out like
+// the result; it and the epilogue are CUDA's.
 struct Problem {
   const ConvolutionShape& shape;
   bool transposed;
   const Tensor &input, &weight;
   const Tensor* bias;
   const Tensor& out;
+  const Tensor* residual = nullptr;
+  kernels::ConvolutionEpilogue epilogue = {};
+  std::string_view plan = {};
 
   bool depthwise() const noexcept { return !transposed && shape.in_channels == 1 && shape.groups > 1; }
   const void* bias_data() const noexcept { return bias == nullptr ? nullptr : bias->raw(); }
+  const void* residual_data() const noexcept { return residual == nullptr ? nullptr : residual->raw(); }
 };
 
 // [channels, 1, kernel…] as [kernel…, channels].
-TensorPtr depthwise_channels_last(const Tensor& weight) {
+TensorPtr depthwise_weight(const Tensor& weight) {
   Dims sizes, strides;
   sizes.resize(static_cast<std::size_t>(weight.dim() - 1));
   strides.resize(sizes.size());
@@ -189,7 +193,7 @@ void compute_on_cpu(const Problem& p) {
   const bool last = p.shape.channels_last;
   const TensorPtr x = last ? channels_last_contiguous(p.input) : contiguous(p.input);
   if (p.depthwise() && (!last || p.shape.out_channels == 1)) {
-    const TensorPtr w = last ? depthwise_channels_last(p.weight) : contiguous(p.weight);
+    const TensorPtr w = last ? depthwise_weight(p.weight) : contiguous(p.weight);
     cpu::convolution_depthwise(p.shape, dtype, x->raw(), w->raw(), bias, p.out.raw());
   } else {
     const TensorPtr w = last ? channels_last_contiguous(p.weight) : contiguous(p.weight);
@@ -218,13 +222,22 @@ ConvolutionStrides strides_of(const Tensor& tensor) {
   return out;
 }
 
-// CUDA's backends. Each computes the whole problem, bias included, or says that it does not serve it.
+// CUDA's backends. Each computes the whole problem, or says that it does not serve it.
+
+// The steps behind a convolution that is computed, in a kernel of their own.
+template <class On>
+void finish(const On& on, const Problem& p, const void* bias, const void* residual,
+            const kernels::ConvolutionEpilogue& epilogue) {
+  on.launched(kernels::cuda::convolution_epilogue(p.shape, p.input.dtype(), bias, residual, epilogue, p.out.raw(),
+                                                  on.stream()));
+}
 
 template <class On>
 void direct(const On& on, const Problem& p) {
   on.launched(kernels::cuda::convolution_direct(p.shape, p.transposed, p.input.dtype(), p.input.raw(),
                                                 strides_of(p.input), p.weight.raw(), strides_of(p.weight),
                                                 p.bias_data(), p.out.raw(), on.stream()));
+  finish(on, p, nullptr, p.residual_data(), p.epilogue);
 }
 
 template <class On>
@@ -232,19 +245,42 @@ void depthwise_rows(const On& on, const Problem& p) {
   const TensorPtr x = contiguous(p.input), w = contiguous(p.weight);
   on.launched(kernels::cuda::convolution_depthwise_rows(p.shape, p.input.dtype(), x->raw(), w->raw(), p.bias_data(),
                                                         p.out.raw(), on.stream()));
+  finish(on, p, nullptr, p.residual_data(), p.epilogue);
 }
 
+template <class On>
+bool depthwise_channels_last(const On& on, const Problem& p) {
+  if (!kernels::cuda::serves_depthwise_channels_last(p.shape, p.input.dtype())) return false;
+  const TensorPtr x = channels_last_contiguous(p.input), w = depthwise_weight(p.weight);
+  const int status =
+      kernels::cuda::convolution_depthwise_channels_last(p.shape, p.input.dtype(), x->raw(), w->raw(), p.bias_data(),
+                                                         p.residual_data(), p.epilogue, p.out.raw(), on.stream());
+  if (status == kernels::cuda::kNoKernel) return false;  // an operand is not aligned
+  on.launched(status);
+  return true;
+}
+
+// Everything, in one kernel where cuDNN has one: channels last, and not transposed.
 template <class On>
 bool cudnn(const On& on, const Problem& p) {
   const auto dense = [&](const Tensor& t) {
     return p.shape.channels_last ? channels_last_contiguous(t) : contiguous(t);
   };
   const TensorPtr x = dense(p.input), w = dense(p.weight);
-  const cuda::DnnConvolution problem{p.shape, p.input.dtype(), p.transposed, cuda::tf32().convolution};
-  if (!cuda::dnn_convolution(problem, x->raw(), w->raw(), p.out.raw(), on.index(), on.stream())) return false;
-  if (p.bias != nullptr) {
-    on.launched(kernels::cuda::convolution_bias(p.shape, p.input.dtype(), p.bias->raw(), p.out.raw(), on.stream()));
+  cuda::DnnConvolution problem{p.shape, p.input.dtype(), p.transposed, cuda::tf32().convolution};
+  problem.plan = p.plan;
+  const cuda::DnnOperands operands{x->raw(), w->raw(), p.out.raw(), p.bias_data(), p.residual_data()};
+  const bool relu = p.epilogue.activation == kernels::FusedUnary::kRelu;
+  if (p.shape.channels_last && !p.transposed && p.input.dtype() != DType::kFloat64) {
+    problem.bias = p.bias != nullptr, problem.residual = p.residual != nullptr, problem.relu = relu;
+    if (problem.fused() && cuda::dnn_convolution(problem, operands, on.index(), on.stream())) {
+      if (!relu) finish(on, p, nullptr, nullptr, p.epilogue);
+      return true;
+    }
+    problem.bias = problem.residual = problem.relu = false;
   }
+  if (!cuda::dnn_convolution(problem, operands, on.index(), on.stream())) return false;
+  finish(on, p, p.bias_data(), p.residual_data(), p.epilogue);
   return true;
 }
 
@@ -256,14 +292,15 @@ bool cudnn_row_major(const On& on, const Problem& p) {
   const TensorPtr out = Tensor::empty(p.out.sizes(), p.out.dtype(), p.out.device());
   if (!cudnn(on, {rows, p.transposed, p.input, p.weight, p.bias, *out})) return false;
   copy(p.out, *out);
+  finish(on, p, nullptr, p.residual_data(), p.epilogue);
   return true;
 }
 
-// Which backend computes a convolution on CUDA. Depthwise problems are bound by DRAM: row-major images go to a kernel
-// of ours, channels last ones to cuDNN, whose kernel is 5 times as fast there as the direct one, and all others to the
-// direct one. Everything else is cuDNN's. What cuDNN has no deterministic engine for in one layout is tried row-major;
-// what it refuses there too (more than 2^31 elements, output padding that is not smaller than the stride) the direct
-// kernel computes as well.
+// Which backend computes a convolution on CUDA. Depthwise problems are bound by DRAM: images go to kernels of ours;
+// what they do not serve goes to cuDNN, if it is channels last (5 times as fast there as the direct kernel), and else
+// to the direct one. Everything else is cuDNN's. What cuDNN has no deterministic engine for in one layout is tried
+// row-major; what it refuses there too (more than 2^31 elements, output padding that is not smaller than the stride)
+// the direct kernel computes as well.
 template <class On>
 void compute_on_cuda(const On& on, const Problem& p) {
   // Without input channels the sum is empty: the direct kernel writes zeros or the bias.
@@ -273,6 +310,7 @@ void compute_on_cuda(const On& on, const Problem& p) {
     depthwise_rows(on, p);
     return;
   }
+  if (p.depthwise() && depthwise_channels_last(on, p)) return;
   if (some && (!p.depthwise() || flat_last) && cudnn(on, p)) return;
   if (some && !p.depthwise() && p.shape.channels_last && cudnn_row_major(on, p)) return;
   direct(on, p);
@@ -303,6 +341,59 @@ TensorPtr convolution(const Op& op, const Tensor& input, const Tensor& weight, c
         compute_on_cuda(on, Problem{shape, arguments.transposed, input, weight, row.get(), *out});
       });
   return out;
+}
+
+TensorPtr convolution_with_tail(const Op& op, const Tensor& input, const Tensor& weight, const Tensor* bias,
+                                const ConvolutionArguments& arguments, const ConvolutionTail& tail) {
+  check_convolution(op, input, weight, bias, arguments);
+  ConvolutionShape shape = convolution_shape(op, input, weight, arguments);
+  shape.channels_last = true;
+  const Dims sizes = convolution_output_sizes(input, shape);
+  const Tensor* const residual = tail.residual;
+  if (residual != nullptr) {
+    check(residual->sizes() == DimSpan(sizes), op, ": argument 'residual' must have shape ", to_string(sizes), ", got ",
+          to_string(residual->sizes()));
+    check(residual->dtype() == input.dtype(), op, ": residual is ", dtype_name(residual->dtype()), " but input is ",
+          dtype_name(input.dtype()), "; convert one of them");
+  }
+  TensorPtr out;
+  run(
+      op, {&input, &weight, bias, residual},
+      [&] { throw_error(ErrorKind::kUnsupported, op, ": tensors must be on CUDA, got ", device_name(input.device())); },
+      [&](const auto& on) {
+        out = empty_format(sizes, input.dtype(), true, input.device());
+        if (out->numel() == 0) return;
+        const TensorPtr row = bias == nullptr ? nullptr : contiguous(*bias);
+        const TensorPtr added = residual == nullptr ? nullptr : channels_last_contiguous(*residual);
+        compute_on_cuda(on, Problem{shape, arguments.transposed, input, weight, row.get(), *out, added.get(),
+                                    tail.epilogue, tail.plan});
+      });
+  return out;
+}
+
+cuda::DnnTuning tune_convolution(const Op& op, const Tensor& out, const Tensor& input, const Tensor& weight,
+                                 const Tensor* bias, const ConvolutionArguments& arguments, const ConvolutionTail& tail,
+                                 bool tf32) {
+  check_convolution(op, input, weight, bias, arguments);
+  ConvolutionShape shape = convolution_shape(op, input, weight, arguments);
+  shape.channels_last = true;
+  check(out.sizes() == DimSpan(convolution_output_sizes(input, shape)), op, ": argument 'out' has shape ",
+        to_string(out.sizes()));
+  const OnDevice on(op.name, input, {&input, &weight, bias, tail.residual, &out});
+  const TensorPtr x = channels_last_contiguous(input), w = channels_last_contiguous(weight);
+  const TensorPtr row = bias == nullptr ? nullptr : contiguous(*bias);
+  const TensorPtr added = tail.residual == nullptr ? nullptr : channels_last_contiguous(*tail.residual);
+  cuda::DnnConvolution problem{shape, input.dtype(), arguments.transposed, tf32};
+  const cuda::DnnOperands operands{x->raw(), w->raw(), out.raw(), row == nullptr ? nullptr : row->raw(),
+                                   added == nullptr ? nullptr : added->raw()};
+  if (!arguments.transposed) {
+    problem.bias = bias != nullptr, problem.residual = added != nullptr;
+    problem.relu = tail.epilogue.activation == kernels::FusedUnary::kRelu;
+    cuda::DnnTuning found = cuda::dnn_tune(problem, operands, on.index(), on.stream());
+    if (found.best_us > 0 || !problem.fused()) return found;
+    problem.bias = problem.residual = problem.relu = false;
+  }
+  return cuda::dnn_tune(problem, operands, on.index(), on.stream());
 }
 
 }  // namespace untorch::shims

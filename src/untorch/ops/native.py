@@ -18,7 +18,7 @@ import torch
 
 from untorch import _core
 
-__all__ = ["Text", "call", "serves"]
+__all__ = ["Raw", "Text", "call", "serves"]
 
 # PyTorch's ScalarType codes.
 _CODES = {
@@ -32,6 +32,13 @@ _warning = threading.Lock()
 
 class _CallerStream(ctypes.Structure):
     _fields_ = (("stream", ctypes.c_void_p), ("is_set", ctypes.c_int32))
+
+
+class Raw:
+    """What ctypes takes as it is, among the arguments of ``call``: an array, or a pointer to what is written."""
+
+    def __init__(self, value: Any) -> None:
+        self.value = value
 
 
 class Text(bytes):
@@ -114,7 +121,7 @@ def _check(library: ctypes.CDLL, code: int) -> None:
 def call(function: str, out: torch.Tensor, *arguments: Any) -> None:
     """Calls ``untorch_<function>(out, arguments…)``; raises RuntimeError with the library's message.
 
-    arguments: Tensors, integers (int64), floats (double), Text; a tuple for an argument that may be absent, of one
+    arguments: Tensors, integers (int64), floats (double), Text, Raw; a tuple for an argument that may be absent, of one
         tensor, one float, or None.
     """
     library = _library()
@@ -132,6 +139,8 @@ def call(function: str, out: torch.Tensor, *arguments: Any) -> None:
                 return handles.of(value)
             if isinstance(value, Text):
                 return ctypes.c_char_p(value)
+            if isinstance(value, Raw):
+                return value.value
             return ctypes.c_double(value) if isinstance(value, float) else ctypes.c_int64(value)
 
         given = [converted(value) for value in (out, *arguments)]

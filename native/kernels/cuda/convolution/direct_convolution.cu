@@ -12,6 +12,7 @@
 #include "kernels/convolution.h"
 #include "kernels/cuda/common/device_types.cuh"
 #include "kernels/cuda/common/index_split.cuh"
+#include "kernels/cuda/convolution/epilogue.cuh"
 
 namespace untorch::kernels::cuda {
 namespace {
@@ -97,14 +98,19 @@ __global__ void __launch_bounds__(kThreads)
 
 template <class T>
 __global__ void __launch_bounds__(kThreads)
-    add_bias(std::int64_t numel, std::int64_t channels, std::int64_t inner, bool narrow_index,
-             const T* __restrict__ bias, T* __restrict__ output) {
+    apply(std::int64_t numel, std::int64_t channels, std::int64_t inner, bool narrow_index, const T* __restrict__ bias,
+          const T* __restrict__ residual, const __grid_constant__ ConvolutionEpilogue epilogue,
+          T* __restrict__ output) {
   const std::int64_t step = std::int64_t{gridDim.x} * kThreads;
   for (std::int64_t i = std::int64_t{blockIdx.x} * kThreads + threadIdx.x; i < numel; i += step) {
-    std::int64_t rest = i;
-    if (inner != 1) (void)split(rest, inner, narrow_index);
-    const std::int64_t channel = split(rest, channels, narrow_index);
-    output[i] = narrow<T>(widen(output[i]) + widen(bias[channel]));
+    auto value = widen(output[i]);
+    if (bias != nullptr) {
+      std::int64_t rest = i;
+      if (inner != 1) (void)split(rest, inner, narrow_index);
+      value += widen(bias[split(rest, channels, narrow_index)]);
+    }
+    if (residual != nullptr) value += widen(residual[i]);
+    output[i] = narrow<T>(activated(value, epilogue));
   }
 }
 
@@ -148,14 +154,17 @@ int convolution_direct(const ConvolutionShape& shape, bool transposed, DType dty
   });
 }
 
-int convolution_bias(const ConvolutionShape& shape, DType dtype, const void* bias, void* output, Stream stream) {
+int convolution_epilogue(const ConvolutionShape& shape, DType dtype, const void* bias, const void* residual,
+                         const ConvolutionEpilogue& epilogue, void* output, Stream stream) {
   const std::int64_t channels = shape.groups * shape.out_channels, numel = shape.batch * channels * shape.output_size();
-  if (numel == 0) return 0;
+  const bool nothing = bias == nullptr && residual == nullptr && epilogue.activation == FusedUnary::kNone;
+  if (numel == 0 || nothing) return 0;
   const std::int64_t inner = shape.channels_last ? 1 : shape.output_size();
   return dispatch_floating(dtype, [&](auto type) -> int {
     using T = typename decltype(type)::type;
-    add_bias<T><<<blocks_for(numel, kThreads), kThreads, 0, stream>>>(
-        numel, channels, inner, numel <= 0x7fffffff, static_cast<const T*>(bias), static_cast<T*>(output));
+    apply<T><<<blocks_for(numel, kThreads), kThreads, 0, stream>>>(
+        numel, channels, inner, numel <= 0x7fffffff, static_cast<const T*>(bias), static_cast<const T*>(residual),
+        epilogue, static_cast<T*>(output));
     return cudaGetLastError();
   });
 }
