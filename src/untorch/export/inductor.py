@@ -34,6 +34,7 @@ from untorch.ops import (
     channels_last_weight,
     computed_once,
     decoder_linears,
+    fused_convolution,
     gated_delta_rule,
     int4,
     int4_moe,
@@ -85,6 +86,7 @@ def _inductor_options(method: Method, folder: Path) -> dict[str, Any]:
             paged_attention.OPERATOR: [paged_attention.C_SHIM],
             **paged_prefill.C_SHIMS,
             decoder_linears.OPERATOR: [decoder_linears.C_SHIM],
+            fused_convolution.OPERATOR: [fused_convolution.C_SHIM],
             recurrent.OPERATOR: [recurrent.C_SHIM],
             w4a8.OPERATOR: [w4a8.C_SHIM],
             w8a8.OPERATOR: [w8a8.C_SHIM],
@@ -152,6 +154,7 @@ def begin_inductor(method: Method, folder: Path, generated: list[tuple[str, str 
         channels_last_weight.register_lowering()
         computed_once.register_lowering()
         packed_convolution.register_lowering()
+        fused_convolution.register_lowering()
         byte_max_pool.register_lowering()
         int8_convolution.register_lowering()
         try:

@@ -277,6 +277,11 @@ def _operations_of(node: fx.Node) -> Any:
             return 2 * _expression(x.shape[0]) * values
         if name in _LINEAR:
             return 2 * _numel(results[0]) * _expression(x.shape[-1])
+        if name == "fused_convolution":  # each output or, transposed, each input meets a weight of its group once
+            weight = arguments["weight"]
+            weights = _numel(weight) // _expression(weight.shape[0 if weight.dim() == x.dim() else -1])
+            whole = x if arguments["transposed"] else results[0]
+            return 2 * _numel(whole) * weights
         if name in _CONVOLUTION:
             taps = sympy.Integer(1)
             for size in arguments["kernel"]:

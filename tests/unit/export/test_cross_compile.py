@@ -181,7 +181,7 @@ def test_the_layout_of_a_convolution(
 def test_convolutions_count_on_channels_last(tmp_path: Path) -> None:
     report = export(
         Cnn().eval(), (torch.randn(2, 3, 16, 16),), tmp_path / "m.pt2", device="cuda", arch="sm_90", keep_sources=True,
-        progress=False,
+        progress=False, passes={"fuse_convolutions": False},
     )  # fmt: skip
     with ArchiveReader(report.path) as archive:
         wrapper = next(archive.read(e.name).decode() for e in archive if e.name.endswith("wrapper.cpp"))
@@ -197,12 +197,34 @@ def test_generated_code_copies_no_weight_of_a_convolution(tmp_path: Path) -> Non
     for on in (True, False):
         report = export(
             model, (torch.randn(2, 8, 6, 6),), tmp_path / f"{on}.pt2", device="cuda", arch="sm_90", keep_sources=True,
-            progress=False, passes={"channels_last_weights": on},
+            progress=False, passes={"channels_last_weights": on, "fuse_convolutions": False},
         )  # fmt: skip
         with ArchiveReader(report.path) as archive:
             wrapper = next(archive.read(e.name).decode() for e in archive if e.name.endswith("wrapper.cpp"))
         launches[on] = len(re.findall(r"^    call_triton_", wrapper, re.MULTILINE))
     assert launches[True] == launches[False] - 2
+
+
+def test_what_follows_a_convolution_is_in_its_kernel(tmp_path: Path) -> None:
+    class Bottleneck(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first = torch.nn.Sequential(
+                torch.nn.Conv2d(8, 8, 3, padding=1), torch.nn.BatchNorm2d(8), torch.nn.ReLU()
+            )
+            self.second = torch.nn.Sequential(torch.nn.Conv2d(8, 8, 3, padding=1), torch.nn.BatchNorm2d(8))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return torch.relu(self.second(self.first(x)) + x)
+
+    report = export(
+        Bottleneck().eval(), (torch.randn(2, 8, 6, 6),), tmp_path / "m.pt2", device="cuda", arch="sm_90",
+        keep_sources=True, progress=False,
+    )  # fmt: skip
+    with ArchiveReader(report.path) as archive:
+        wrapper = next(archive.read(e.name).decode() for e in archive if e.name.endswith("wrapper.cpp"))
+    assert len(re.findall(r"aoti_torch_cuda_fused_convolution\(", wrapper)) == 2 + 1  # and its declaration
+    assert len(re.findall(r"^    call_triton_", wrapper, re.MULTILINE)) == 2  # the layouts of input and result
 
 
 def test_several_architectures(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,16 +10,26 @@ before. Their weights are stored in bfloat16 again where that was the type and t
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import fx
 
-from untorch.export.mutations import Aliases, is_mutating
+from untorch.export.mutations import Aliases
 from untorch.export.passes.attributes import add_dense_constant, remove_unused
 from untorch.export.passes.calls import add_call, arguments_of
 from untorch.export.passes.constants import Constants
-from untorch.export.passes.epilogues import activation_of, only_user, same_layout, value_of
+from untorch.export.passes.convolution_chains import (
+    CONVOLUTIONS,
+    Chain,
+    chain_of,
+    fold_batch_norm,
+    move_activations,
+    pads_unevenly,
+    per_dimension,
+    sizes_of,
+)
+from untorch.export.passes.epilogues import value_of
 from untorch.export.passes.report import PassReport
 from untorch.ops.packed_convolution import (
     BLOCK,
@@ -30,45 +40,12 @@ from untorch.ops.packed_convolution import (
     serves_bfloat16,
 )
 
-__all__ = ["CONVOLUTIONS", "ROUNDED_FROM", "fold_batch_norm", "is_inference_norm", "pack_convolutions"]
+__all__ = ["ROUNDED_FROM", "pack_convolutions"]
 
 _aten = torch.ops.aten
-CONVOLUTIONS = {
-    _aten.conv1d.default, _aten.conv1d.padding, _aten.conv2d.default, _aten.conv2d.padding, _aten.conv3d.default,
-    _aten.conv3d.padding, _aten.convolution.default, _aten.conv_transpose1d.default, _aten.conv_transpose2d.input,
-    _aten.conv_transpose3d.input,
-}  # fmt: skip
 # In a node's metadata: the half type in which the model computes what is computed in float32.
 ROUNDED_FROM = "untorch_rounded_from"
 _WINOGRAD_SIZE = 12  # pixels
-_ADDITIONS = (_aten.add.Tensor, _aten.add_.Tensor)
-_VIEWS = {
-    _aten.view.default, _aten.reshape.default, _aten.flatten.using_ints, _aten.transpose.int, _aten.permute.default,
-    _aten.squeeze.dim, _aten.unsqueeze.default,
-}  # fmt: skip
-
-
-@dataclass
-class _Chain:
-    """What becomes one call: ``nodes`` in graph order, the last of them gives the result."""
-
-    nodes: list[fx.Node]
-    batch_norm: fx.Node | None = None
-    activation: str = "none"
-    addition: fx.Node | None = None
-    residual_first: bool = False
-
-    @property
-    def last(self) -> fx.Node:
-        return self.nodes[-1]
-
-    def residual(self) -> Any:
-        """The other operand of the sum, as the graph is now."""
-        if self.addition is None:
-            return None
-        before = self.nodes[self.nodes.index(self.addition) - 1]
-        left, right = self.addition.args[:2]
-        return right if left is before else left
 
 
 @dataclass
@@ -79,7 +56,7 @@ class _Packer:
     constants: Constants
     stored: dict[tuple[fx.Node | None, ...], tuple[fx.Node, fx.Node | None]] = field(default_factory=dict)
 
-    def operands(self, chain: _Chain, arguments: dict[str, Any], form: str) -> tuple[fx.Node, fx.Node | None]:
+    def operands(self, chain: Chain, arguments: dict[str, Any], form: str) -> tuple[fx.Node, fx.Node | None]:
         """get_attr nodes of the packed weight and of the bias, batch norm included."""
         norm = arguments_of(chain.batch_norm) if chain.batch_norm is not None else {}
         sources = [norm.get(name) for name in ("weight", "bias", "running_mean", "running_var")]
@@ -112,8 +89,8 @@ def pack_convolutions(module: fx.GraphModule) -> PassReport:
     report = PassReport("pack_convolutions")
     graph = module.graph
     _split_transposed(module)
-    _move_activations(graph)
     found = [node for node in graph.nodes if node.op == "call_function" and node.target in CONVOLUTIONS]
+    move_activations(graph, found)
     if not found:
         return report
     constants, aliases = Constants(module), Aliases(graph)
@@ -124,7 +101,7 @@ def pack_convolutions(module: fx.GraphModule) -> PassReport:
         if reason := _reason_to_skip(node, constants):
             report.skipped[node.name] = reason
             continue
-        chain = _chain(node, constants, aliases, taken)
+        chain = chain_of(node, constants, aliases, taken)
         taken.update(chain.nodes)
         chains.append(chain)
     for chain in chains:
@@ -132,26 +109,6 @@ def pack_convolutions(module: fx.GraphModule) -> PassReport:
         report.changed.append(" + ".join(node.name for node in chain.nodes))
     remove_unused(module)
     return report
-
-
-def _move_activations(graph: fx.Graph) -> None:
-    """Computes activation(view(conv)) as view(activation(conv)): elementwise, so that the values are the same."""
-    for node in [n for n in graph.nodes if n.op == "call_function" and n.target in CONVOLUTIONS]:
-        last: fx.Node = node
-        user = only_user(node)
-        while user is not None and user.target in _VIEWS and user.args[0] is last:
-            last, user = user, only_user(user)
-        if user is None or last is node or activation_of(user) is None or user.args[0] is not last:
-            continue
-        if is_mutating(user) or not same_layout(user, last):
-            continue
-        (first,) = node.users
-        with graph.inserting_before(first):
-            target = cast("torch._ops.OpOverload", user.target)
-            moved = add_call(graph, user, target, (node, *user.args[1:]), user.kwargs)
-        first.replace_input_with(node, moved)
-        user.replace_all_uses_with(last)
-        graph.erase_node(user)
 
 
 def _split_transposed(module: fx.GraphModule) -> None:
@@ -172,9 +129,9 @@ def _split_transposed(module: fx.GraphModule) -> None:
         if not constants.is_known(weight) or (bias is not None and not constants.is_known(bias)):
             continue
         kernel = list(value.shape[2:])
-        zeros = [*_expand(arguments["padding"], 2), *_expand(arguments["output_padding"], 2)]
-        ones = [arguments["groups"], *_expand(arguments["dilation"], 2)]
-        if _expand(arguments["stride"], 2) != kernel or any(zeros) or set(ones) != {1}:
+        zeros = [*per_dimension(arguments["padding"], 2), *per_dimension(arguments["output_padding"], 2)]
+        ones = [arguments["groups"], *per_dimension(arguments["dilation"], 2)]
+        if per_dimension(arguments["stride"], 2) != kernel or any(zeros) or set(ones) != {1}:
             continue
         rows = constants.value(weight).detach().permute(2, 3, 1, 0).flatten(0, 2)[:, :, None, None]
         with graph.inserting_before(node):
@@ -212,10 +169,8 @@ def _reason_to_skip(node: fx.Node, constants: Constants) -> str | None:
         if value.dtype != torch.float32 or value.device.type != "cpu":
             dtype = str(value.dtype).removeprefix("torch.")
             return f"the {name} is {dtype} on {value.device.type}, expected float32 on cpu"
-    if arguments["padding"] == "same":
-        dilation = _expand(arguments["dilation"], weight.dim() - 2)
-        if any(d * (size - 1) % 2 for d, size in zip(dilation, weight.shape[2:], strict=True)):
-            return "it pads one side more than the other (padding='same' of an even kernel)"
+    if pads_unevenly(arguments, weight.shape[2:]):
+        return "it pads one side more than the other (padding='same' of an even kernel)"
     for name, operand in (("weight", arguments["weight"]), ("bias", bias)):
         if operand is not None and not constants.is_known(operand):
             return f"the {name} is computed, or the model writes into it: it is no constant"
@@ -224,98 +179,7 @@ def _reason_to_skip(node: fx.Node, constants: Constants) -> str | None:
     return None
 
 
-def _chain(node: fx.Node, constants: Constants, aliases: Aliases, taken: set[fx.Node]) -> _Chain:
-    chain = _Chain([node])
-    reads = set(aliases.group(node.all_input_nodes[0]))
-    user = _next(chain, reads, taken)
-    if user is not None and is_inference_norm(user, chain.last, constants):
-        chain.nodes.append(user)
-        chain.batch_norm = user
-        user = _next(chain, reads, taken)
-    _take_activation(chain, user)
-    user = _next(chain, reads, taken)
-    if user is None or user.target not in _ADDITIONS or user.kwargs.get("alpha", 1) != 1:
-        return chain
-    left, right = user.args[:2]
-    if user.target == _aten.add_.Tensor and left is not chain.last:
-        return chain  # It writes into the other operand.
-    other = right if left is chain.last else left
-    if other is chain.last or not same_layout(other, chain.last) or not same_layout(user, chain.last):
-        return chain
-    assert isinstance(other, fx.Node)
-    chain.nodes.append(user)
-    chain.addition = user
-    if chain.activation == "none":
-        user = _next(chain, reads | set(aliases.group(other)), taken)
-        if user is not None and not _writes_between(chain.last, user, set(aliases.group(other)), chain.nodes):
-            chain.residual_first = _take_activation(chain, user)
-    return chain
-
-
-def _take_activation(chain: _Chain, user: fx.Node | None) -> bool:
-    name = activation_of(user) if user is not None and user.args and user.args[0] is chain.last else None
-    if user is None or name is None:
-        return False
-    chain.activation = name
-    chain.nodes.append(user)
-    return True
-
-
-def _next(chain: _Chain, reads: set[fx.Node], taken: set[fx.Node]) -> fx.Node | None:
-    """The only reader of the result so far, unless something writes in between into what the chain reads."""
-    user = only_user(chain.last)
-    if user is None or user in taken or _writes_between(chain.nodes[0], user, reads, chain.nodes):
-        return None
-    return user
-
-
-def _writes_between(first: fx.Node, last: fx.Node, memory: set[fx.Node], own: list[fx.Node]) -> bool:
-    node = first.next
-    while node is not last:
-        if node in memory and is_mutating(node) and node not in own:
-            return True
-        node = node.next
-    return False
-
-
-def is_inference_norm(node: fx.Node, source: fx.Node, constants: Constants) -> bool:
-    """Whether the node is a batch norm of ``source`` with statistics and factors that are constants."""
-    if node.target != _aten.batch_norm.default or node.args[0] is not source:
-        return False
-    arguments = arguments_of(node)
-    operands = [arguments[name] for name in ("weight", "bias", "running_mean", "running_var")]
-    return (
-        arguments["training"] is False
-        and arguments["running_mean"] is not None
-        and arguments["running_var"] is not None
-        and all(operand is None or constants.is_known(operand) for operand in operands)
-        and same_layout(node, source)
-    )
-
-
-def fold_batch_norm(
-    weight: torch.Tensor,
-    bias: torch.Tensor | None,
-    norm: list[Any],
-    epsilon: float,
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Weight and bias of the convolution with (y − mean) / √(variance + ε) · scale + shift behind it.
-
-    norm: scale and shift, which may be None, mean and variance.
-    """
-    scale, shift, mean, variance = norm
-    factor = (variance.double() + epsilon).rsqrt()
-    if scale is not None:
-        factor = factor * scale.double()
-    offset = -mean.double() if bias is None else bias.double() - mean.double()
-    offset = offset * factor
-    if shift is not None:
-        offset = offset + shift.double()
-    shape = [-1] + [1] * (weight.dim() - 1)
-    return (weight.double() * factor.reshape(shape)).to(weight.dtype), offset.to(weight.dtype)
-
-
-def _replace(graph: fx.Graph, chain: _Chain, packer: _Packer) -> None:
+def _replace(graph: fx.Graph, chain: Chain, packer: _Packer) -> None:
     node, last = chain.nodes[0], chain.last
     arguments = arguments_of(node)
     form = _form(node, arguments)
@@ -323,7 +187,7 @@ def _replace(graph: fx.Graph, chain: _Chain, packer: _Packer) -> None:
     residual = chain.residual()
     x, original = arguments["input"], arguments["weight"].meta["val"]
     flat = original.dim() == 3
-    lists = _lists(arguments, list(original.shape[2:]))
+    lists = sizes_of(arguments, list(original.shape[2:]))
     if flat:
         lists = [[start, *values] for start, values in zip((1, 1, 0, 1), lists, strict=True)]
     with graph.inserting_before(last):
@@ -363,22 +227,7 @@ def _uses_winograd(node: fx.Node, arguments: dict[str, Any]) -> bool:
     out_channels, channels, *kernel = weight.shape
     if kernel != [3, 3] or channels % BLOCK or out_channels % BLOCK or arguments["groups"] != 1:
         return False
-    if {*_expand(arguments["stride"], 2), *_expand(arguments["dilation"], 2)} != {1}:
+    if {*per_dimension(arguments["stride"], 2), *per_dimension(arguments["dilation"], 2)} != {1}:
         return False
     sizes = [size if isinstance(size, int) else size.node.hint for size in node.meta["val"].shape[2:]]
     return all(size is not None and size >= _WINOGRAD_SIZE for size in sizes)
-
-
-def _lists(arguments: dict[str, Any], kernel: list[int]) -> list[list[int]]:
-    """Kernel, stride, padding and dilation, one value a dimension."""
-    stride, dilation = (_expand(arguments[name], len(kernel)) for name in ("stride", "dilation"))
-    padding = arguments["padding"]
-    if padding == "valid":
-        padding = [0]
-    elif padding == "same":
-        padding = [dilation[d] * (kernel[d] - 1) // 2 for d in range(len(kernel))]
-    return [kernel, stride, _expand(padding, len(kernel)), dilation]
-
-
-def _expand(values: Any, count: int) -> list[int]:
-    return list(values) if len(values) == count else list(values) * count

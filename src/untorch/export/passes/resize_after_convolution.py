@@ -21,8 +21,8 @@ from untorch.export.mutations import Aliases
 from untorch.export.passes.attributes import add_dense_constant
 from untorch.export.passes.calls import add_call, arguments_of
 from untorch.export.passes.constants import Constants
+from untorch.export.passes.convolution_chains import fold_batch_norm, is_inference_norm
 from untorch.export.passes.epilogues import only_user, value_of
-from untorch.export.passes.pack_convolutions import fold_batch_norm, is_inference_norm
 from untorch.export.passes.report import PassReport
 
 __all__ = ["resize_after_convolution"]

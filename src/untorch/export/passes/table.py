@@ -26,6 +26,7 @@ from untorch.export.passes.drop_inference_dropout import drop_inference_dropout
 from untorch.export.passes.exact_floor_division import exact_floor_division
 from untorch.export.passes.fold_constants import fold_constants
 from untorch.export.passes.fuse_attention import fuse_attention
+from untorch.export.passes.fuse_convolutions import fuse_convolutions
 from untorch.export.passes.fuse_decoder_linears import fuse_decoder_linears
 from untorch.export.passes.fuse_int8_linears import fuse_int8_linears
 from untorch.export.passes.fuse_rope_cache import fuse_rope_cache
@@ -46,6 +47,7 @@ from untorch.export.passes.serve_pt2e_convolutions import serve_pt2e_convolution
 from untorch.export.passes.serve_pt2e_embeddings import serve_pt2e_embeddings
 from untorch.export.passes.serve_pt2e_linears import serve_pt2e_linears
 from untorch.export.passes.serve_recurrent import serve_recurrent
+from untorch.export.passes.tune_convolutions import tune_convolutions
 from untorch.export.passes.widen_half_convolutions import widen_half_convolutions
 
 if TYPE_CHECKING:
@@ -183,14 +185,6 @@ PASSES = (
         devices=("cuda",),
     ),
     Pass(
-        "channels_last_weights",
-        lambda module, options, device, architecture: channels_last_weights(module),
-        "stores constant weights of 2-D convolutions with the channel innermost, as cuDNN's kernels take them; "
-        "otherwise generated code copies them at every call. Not in graphs with grouped convolutions, whose layout "
-        "Inductor chooses",
-        devices=("cuda",),
-    ),
-    Pass(
         "choose_attention",
         lambda module, options, device, architecture: choose_attention(module, options.attention, device, architecture),
         "decides what computes [attention](#attention), as the option `attention` says",
@@ -292,7 +286,6 @@ PASSES = (
         "several that are concatenated: SegFormer's and DeepLab's decoders. Enlarging and such a convolution can be "
         "exchanged, and it then has fewer pixels; batch norm goes into the weights. Where the enlarged image has less "
         "than twice the pixels, or sizes that vary, it stays",
-        devices=("cpu",),
     ),
     Pass(
         "compose_linears",
@@ -300,7 +293,32 @@ PASSES = (
         "makes one linear layer of two that follow each other, linear layers or 1 x 1 convolutions with views between, "
         "where the product of their weights is at most nine tenths of the work: SegFormer's decoder, together with the "
         "pass before. Layers that `keep_weights` names stay",
-        devices=("cpu",),
+    ),
+    Pass(
+        "fuse_convolutions",
+        lambda module, options, device, architecture: fuse_convolutions(module, options.kept_weights),
+        "makes one operator, `untorch::fused_convolution`, of a 2-D or 3-D convolution with a constant weight and what "
+        "follows: batch norm of inference, a residual sum of the same layout, ReLU. cuDNN has such kernels compiled, "
+        "channels last, and they take the time of the convolution alone. Depthwise ones are ours, and take any "
+        "activation. Other convolutions of the graph become that operator too, so that all have one layout. Weights "
+        "that `keep_weights` names stay, and graphs that it would give nothing "
+        "([decision](decisions/0074-fuse-convolutions-on-gpus.md))",
+        devices=("cuda",),
+    ),
+    Pass(
+        "tune_convolutions",
+        lambda module, options, device, architecture: tune_convolutions(module),
+        "times cuDNN's algorithms for each `untorch::fused_convolution`, where the file is made on a GPU, and stores "
+        "the fastest one's name in the call. On other GPUs, with another cuDNN and for other sizes cuDNN chooses",
+        devices=("cuda",),
+    ),
+    Pass(
+        "channels_last_weights",
+        lambda module, options, device, architecture: channels_last_weights(module),
+        "stores constant weights of 2-D convolutions with the channel innermost, as cuDNN's kernels take them; "
+        "otherwise generated code copies them at every call. Not in graphs with grouped convolutions, whose layout "
+        "Inductor chooses",
+        devices=("cuda",),
     ),
     Pass(
         "widen_half_convolutions",

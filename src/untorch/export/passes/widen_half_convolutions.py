@@ -17,8 +17,9 @@ from untorch.export.mutations import Aliases, is_mutating
 from untorch.export.passes.attributes import add_constant, remove_unused
 from untorch.export.passes.calls import add_call, arguments_of
 from untorch.export.passes.constants import Constants
+from untorch.export.passes.convolution_chains import CONVOLUTIONS
 from untorch.export.passes.epilogues import value_of
-from untorch.export.passes.pack_convolutions import CONVOLUTIONS, ROUNDED_FROM
+from untorch.export.passes.pack_convolutions import ROUNDED_FROM
 from untorch.export.passes.report import PassReport
 
 __all__ = ["widen_half_convolutions"]

@@ -30,7 +30,7 @@ def test_every_pass_reports_in_its_order() -> None:
     reports = run_passes(module(), ExportOptions())
     assert [report.name for report in reports] == list(PASS_NAMES)
     assert {report.name for report in reports if report.not_run} == {
-        "conv1d_as_conv2d", "channels_last_weights", "paged_attention_kernels", "recurrent_kernels", "merge_linears",
+        "conv1d_as_conv2d", "channels_last_weights", "fuse_convolutions", "tune_convolutions", "paged_attention_kernels", "recurrent_kernels", "merge_linears",
         "fuse_decoder_linears", "fuse_rope_cache", "quantize_int4_activations", "attention_in_bfloat16",
         }  # fmt: skip
 
