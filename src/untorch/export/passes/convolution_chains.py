@@ -18,8 +18,8 @@ from untorch.export.passes.constants import Constants
 from untorch.export.passes.epilogues import activation_of, only_user, same_layout
 
 __all__ = [
-    "CONVOLUTIONS", "Chain", "chain_of", "fold_batch_norm", "is_inference_norm", "move_activations", "pads_unevenly",
-    "per_dimension", "sizes_of",
+    "ADDITIONS", "CONVOLUTIONS", "Chain", "chain_of", "fold_batch_norm", "is_inference_norm", "is_transposed",
+    "move_activations", "pads_unevenly", "per_dimension", "sizes_of", "writes_between",
 ]  # fmt: skip
 
 _aten = torch.ops.aten
@@ -28,7 +28,7 @@ CONVOLUTIONS = {
     _aten.conv3d.padding, _aten.convolution.default, _aten.conv_transpose1d.default, _aten.conv_transpose2d.input,
     _aten.conv_transpose3d.input,
 }  # fmt: skip
-_ADDITIONS = (_aten.add.Tensor, _aten.add_.Tensor)
+ADDITIONS = (_aten.add.Tensor, _aten.add_.Tensor)
 
 _VIEWS = {
     _aten.view.default, _aten.reshape.default, _aten.flatten.using_ints, _aten.transpose.int, _aten.permute.default,
@@ -83,7 +83,7 @@ def chain_of(
     user = _next(chain, reads, taken)
     if chain.activation != "none" and not residual_last:
         return chain
-    if user is None or user.target not in _ADDITIONS or user.kwargs.get("alpha", 1) != 1:
+    if user is None or user.target not in ADDITIONS or user.kwargs.get("alpha", 1) != 1:
         return chain
     left, right = user.args[:2]
     if user.target == _aten.add_.Tensor and left is not chain.last:
@@ -96,7 +96,7 @@ def chain_of(
     chain.addition = user
     if chain.activation == "none":
         user = _next(chain, reads | set(aliases.group(other)), taken)
-        if user is not None and not _writes_between(chain.last, user, set(aliases.group(other)), chain.nodes):
+        if user is not None and not writes_between(chain.last, user, set(aliases.group(other)), chain.nodes):
             chain.residual_first = _take_activation(chain, user, activations)
     return chain
 
@@ -113,18 +113,25 @@ def _take_activation(chain: Chain, user: fx.Node | None, activations: tuple[str,
 def _next(chain: Chain, reads: set[fx.Node], taken: set[fx.Node]) -> fx.Node | None:
     """The only reader of the result so far, unless something writes in between into what the chain reads."""
     user = only_user(chain.last)
-    if user is None or user in taken or _writes_between(chain.nodes[0], user, reads, chain.nodes):
+    if user is None or user in taken or writes_between(chain.nodes[0], user, reads, chain.nodes):
         return None
     return user
 
 
-def _writes_between(first: fx.Node, last: fx.Node, memory: set[fx.Node], own: list[fx.Node]) -> bool:
+def writes_between(first: fx.Node, last: fx.Node, memory: set[fx.Node], own: list[fx.Node]) -> bool:
+    """Whether a node between the two, and not one of ``own``, writes into ``memory``."""
     node = first.next
     while node is not last:
         if node in memory and is_mutating(node) and node not in own:
             return True
         node = node.next
     return False
+
+
+def is_transposed(node: fx.Node) -> bool:
+    """Whether the convolution is a transposed one."""
+    arguments = arguments_of(node)
+    return bool(arguments.get("transposed", "output_padding" in arguments))
 
 
 def is_inference_norm(node: fx.Node, source: fx.Node, constants: Constants) -> bool:

@@ -23,6 +23,7 @@ from untorch.export.passes.convolution_chains import (
     Chain,
     chain_of,
     fold_batch_norm,
+    is_transposed,
     move_activations,
     pads_unevenly,
     per_dimension,
@@ -50,7 +51,7 @@ class _Weights:
         arguments = arguments_of(chain.nodes[0])
         norm = arguments_of(chain.batch_norm) if chain.batch_norm is not None else {}
         sources = [norm.get(name) for name in _NORM]
-        transposed, groups = _is_transposed(chain.nodes[0], arguments), arguments["groups"]
+        transposed, groups = is_transposed(chain.nodes[0]), arguments["groups"]
         follows = chain.addition is not None or chain.activation != "none"
         key = (arguments["weight"], arguments["bias"], *sources, norm.get("eps"), transposed, groups, follows)
         if key not in self.stored:
@@ -116,18 +117,14 @@ def _gains(chain: Chain) -> bool:
 def _chain(node: fx.Node, constants: Constants, aliases: Aliases, taken: set[fx.Node]) -> Chain:
     activations = None if _is_depthwise(node) else ("relu",)
     chain = chain_of(node, constants, aliases, taken, activations, residual_last=False)
-    if chain.batch_norm is not None and _is_transposed(node, arguments_of(node)):
+    if chain.batch_norm is not None and is_transposed(node):
         return Chain([node])  # its weight has the outputs in another dimension
     return chain
 
 
-def _is_transposed(node: fx.Node, arguments: dict[str, Any]) -> bool:
-    return bool(arguments.get("transposed", "output_padding" in arguments))
-
-
 def _is_depthwise(node: fx.Node) -> bool:
     arguments = arguments_of(node)
-    return is_depthwise(arguments["weight"].meta["val"], _is_transposed(node, arguments), arguments["groups"])
+    return is_depthwise(arguments["weight"].meta["val"], is_transposed(node), arguments["groups"])
 
 
 def _reason_to_skip(node: fx.Node, constants: Constants, keep: tuple[str, ...]) -> str | None:
@@ -156,7 +153,7 @@ def _replace(graph: fx.Graph, chain: Chain, weights: _Weights) -> None:
     weight, bias = weights.operands(chain)
     spatial = list(arguments["weight"].meta["val"].shape[2:])
     _, stride, padding, dilation = sizes_of(arguments, spatial)
-    transposed = _is_transposed(node, arguments)
+    transposed = is_transposed(node)
     extra = per_dimension(arguments["output_padding"], len(spatial)) if transposed else [0] * len(spatial)
     value = last.meta["val"]
     formats = {4: torch.channels_last, 5: torch.channels_last_3d}

@@ -31,6 +31,7 @@ from untorch.export.passes.fuse_decoder_linears import fuse_decoder_linears
 from untorch.export.passes.fuse_int8_linears import fuse_int8_linears
 from untorch.export.passes.fuse_rope_cache import fuse_rope_cache
 from untorch.export.passes.merge_linears import merge_linears
+from untorch.export.passes.merge_parallel_convolutions import merge_parallel_convolutions
 from untorch.export.passes.name_torchao_weights import name_torchao_weights
 from untorch.export.passes.pack_convolutions import pack_convolutions
 from untorch.export.passes.pack_linears import pack_linears
@@ -293,6 +294,13 @@ PASSES = (
         "makes one linear layer of two that follow each other, linear layers or 1 x 1 convolutions with views between, "
         "where the product of their weights is at most nine tenths of the work: SegFormer's decoder, together with the "
         "pass before. Layers that `keep_weights` names stay",
+    ),
+    Pass(
+        "merge_parallel_convolutions",
+        lambda module, options, device, architecture: merge_parallel_convolutions(module, options.kept_weights),
+        "makes one convolution of a sum of convolutions of one input, with batch norm of inference behind them or of "
+        "the input alone: blocks of RepVGG, MobileOne and RT-DETR, as they are trained. A smaller kernel lies in the "
+        "middle of a larger one. Weights are summed in float64; those that `keep_weights` names stay",
     ),
     Pass(
         "fuse_convolutions",
