@@ -24,6 +24,7 @@ from untorch.export.passes.decompose_flex_attention import decompose_flex_attent
 from untorch.export.passes.drop_dead_code import drop_dead_code
 from untorch.export.passes.drop_inference_dropout import drop_inference_dropout
 from untorch.export.passes.exact_floor_division import exact_floor_division
+from untorch.export.passes.fold_channel_factors import fold_channel_factors
 from untorch.export.passes.fold_constants import fold_constants
 from untorch.export.passes.fuse_attention import fuse_attention
 from untorch.export.passes.fuse_convolutions import fuse_convolutions
@@ -296,6 +297,13 @@ PASSES = (
         "pass before. Layers that `keep_weights` names stay",
     ),
     Pass(
+        "fold_channel_factors",
+        lambda module, options, device, architecture: fold_channel_factors(module, options.kept_weights),
+        "puts constant factors and summands of channels behind a convolution into its weight and bias: batch norm with "
+        "fixed statistics, as DETR, RT-DETR and torchvision's detection models have it. The weight is computed in "
+        "float64. Weights that `keep_weights` names stay",
+    ),
+    Pass(
         "merge_parallel_convolutions",
         lambda module, options, device, architecture: merge_parallel_convolutions(module, options.kept_weights),
         "makes one convolution of a sum of convolutions of one input, with batch norm of inference behind them or of "
@@ -309,7 +317,7 @@ PASSES = (
         "follows: batch norm of inference, a residual sum of the same layout, ReLU. cuDNN has such kernels compiled, "
         "channels last, and they take the time of the convolution alone. Depthwise ones are ours, and take any "
         "activation. Other convolutions of the graph become that operator too, so that all have one layout. Weights "
-        "that `keep_weights` names stay, and graphs that it would give nothing "
+        "that `keep_weights` names stay, and graphs that it would give nothing, or of which it is not known "
         "([decision](decisions/0074-fuse-convolutions-on-gpus.md))",
         devices=("cuda",),
     ),
