@@ -135,6 +135,8 @@ def _addends(root: fx.Node) -> tuple[list[fx.Node], list[fx.Node]]:
     """The sums of a tree, the last one first, and what they add; no addends where one is broadcast or overwritten."""
     sums, addends = [root], []
     for place, operand in enumerate(root.args[:2]):
+        if isinstance(operand, int | float) and operand == 0:
+            continue  # where a loop's sum begins
         if not isinstance(operand, fx.Node) or not same_layout(operand, root):
             return [root], []
         if _is_sum(operand) and only_user(operand) is root:

@@ -101,6 +101,23 @@ def test_sums_in_place() -> None:
     assert merged(InPlace(), torch.randn(2, 8, 9, 8))[0] == ["conv2d", "relu_"]
 
 
+def test_a_sum_that_begins_with_zero() -> None:
+    class Loop(nn.Module):
+        """As MobileOne has it."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.identity, self.parts = norm(8), nn.ModuleList([conv(1, 0), conv(1, 0)])
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            out = 0 + self.identity(x)
+            for part in self.parts:
+                out += part(x)
+            return torch.relu(out)
+
+    assert merged(Loop(), torch.randn(2, 8, 9, 8))[0] == ["conv2d", "relu"]
+
+
 def test_bfloat16_sums_weights_in_float64() -> None:
     model = Sum(nn.Conv2d(8, 8, 3, padding=1), nn.Conv2d(8, 8, 1)).to(torch.bfloat16).eval().requires_grad_(False)
     module = unlift(model, torch.randn(2, 8, 9, 8, dtype=torch.bfloat16))
