@@ -229,3 +229,34 @@ def test_the_other_choices(tmp_path: Path, choice: str) -> None:
     )  # fmt: skip
     fused = [name for name in report.methods["forward"].operators if "scaled_dot_product" in name]
     assert bool(fused) is (choice == "native")
+
+
+class WideHeads(nn.Module):
+    def __init__(self, causal: bool) -> None:
+        super().__init__()
+        self.causal = causal
+
+    def forward(self, q: torch.Tensor, k: torch.Tensor, mask: Any = None) -> torch.Tensor:
+        return F.scaled_dot_product_attention(q.sin(), k, k * 2, mask, is_causal=self.causal).cos()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("kind", ["none", "bool", "additive", "keys", "causal"])
+def test_heads_that_triton_does_not_take(dtype: torch.dtype, kind: str, tmp_path: Path) -> None:
+    """By the runtime's kernel, which the file names; a package of another machine has the same call."""
+    generator = torch.Generator("cuda").manual_seed(7)
+    q, k = (torch.randn(2, 3, n, 320, device="cuda", generator=generator).to(dtype) for n in (9, 33))
+    mask = None if kind == "causal" else mask_of(kind, (2, 3, 9, 33), dtype, generator)
+    if mask is not None:
+        mask[:, :, 0] = True if mask.dtype == torch.bool else 0.0  # PyTorch's operators do not agree about no keys
+    model, args = WideHeads(kind == "causal"), (q, k) if mask is None else (q, k, mask)
+    expected = model(*args).float()
+    major, minor = torch.cuda.get_device_capability()
+    for file, options in (("here.pt2", {}), ("elsewhere.pt2", {"arch": f"sm_{major}{minor}"})):
+        given = tuple(arg.cpu() for arg in args) if options else args
+        report = export(model, given, tmp_path / file, device="cuda", progress=False, **options)
+        [done] = [p for p in report.methods["forward"].passes if p.name == "choose_attention"]
+        assert "the runtime's kernel for wide heads" in done.changed[0]
+        with untorch.load(tmp_path / file) as program:
+            found = torch.from_dlpack(program(*args)).float()
+        torch.testing.assert_close(found, expected, rtol=0, atol=TOLERANCE[dtype] * 4)

@@ -23,7 +23,7 @@ class Normed(nn.Module):
         self.norm = nn.LayerNorm(512)
 
     def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-        q = (self.norm(x).t() * y).reshape(1, 8, 64, 256)
+        q = (self.norm(x).t() * y).reshape(1, 8, 128, 128)
         return nn.functional.scaled_dot_product_attention(q, q, q).softmax(-1)
 
 

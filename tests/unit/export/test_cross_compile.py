@@ -401,6 +401,25 @@ def test_attention_that_torch_would_choose(tmp_path: Path) -> None:
         refuse_native_attention(module, [], "forward", GpuModel("H100", "sm_90", 1, 1, 1, 1, 1, 1))
 
 
+class Wide(nn.Module):
+    def forward(self, q: torch.Tensor, k: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+        return F.scaled_dot_product_attention(q, k, k, mask)
+
+
+def test_wide_heads(tmp_path: Path) -> None:
+    """As of a diffusion VAE: 512 wide, and any number of queries and keys."""
+    args = torch.randn(1, 1, 9, 512), torch.randn(1, 1, 33, 512), torch.rand(1, 1, 1, 33) > 0.3
+    dynamic = {2: Dim.DYNAMIC}, {2: Dim.DYNAMIC}, {3: Dim.DYNAMIC}
+    report = export(
+        Wide(), args, tmp_path / "m.pt2", device="cuda", arch="sm_90", dynamic_shapes=dynamic, keep_sources=True,
+        progress=False,
+    )  # fmt: skip
+    with ArchiveReader(report.path) as archive:
+        wrapper = next(archive.read(e.name).decode() for e in archive if e.name.endswith("wrapper.cpp"))
+    assert "aoti_torch_cuda__scaled_dot_product_efficient_attention(" in wrapper
+    assert "aoti_torch_cuda_bmm" not in wrapper
+
+
 class AddOne(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return x + 1

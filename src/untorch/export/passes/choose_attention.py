@@ -2,8 +2,9 @@
 
 "native" leaves the call to AOTInductor, which takes a fused operator (flash, memory-efficient, cuDNN) that the runtime
 has; "math" makes it GEMMs and a softmax; "triton" makes it ``untorch::attention``, whose kernels are compiled
-into the model; "auto" is "triton" on CUDA where that serves the call, and "native" elsewhere. For sm_90 "auto" is the
-runtime's own kernel, called as cuDNN's operator, where that is the faster one.
+into the model; "auto" is "triton" on CUDA where that serves the call, and "native" elsewhere. On CUDA "auto" takes the
+runtime's own kernel where that is the faster one, under an operator's name, which needs no GPU to choose it: cuDNN's
+for sm_90, the memory-efficient one for wide heads.
 """
 
 from __future__ import annotations
@@ -33,6 +34,7 @@ _aten = torch.ops.aten
 _COPIES = (_aten.clone.default, _aten.contiguous.default)
 _MAX_WIDTH = 256
 _MAX_FLOAT32_WIDTH = 128  # above, the runtime's kernel, which splits the keys, is the faster one
+_MAX_RUNTIME_WIDTH = 512  # kMaxAttentionWidth
 _DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 # Where the runtime's kernel was measured to be faster than Triton's: more queries, and heads at least so wide, wider
 # when causal.
@@ -74,13 +76,14 @@ def choose_attention(
             continue
         shared = _without_repetition(node, call)
         reason = _reason_against_triton(shared, device)
-        if reason is None and choice == "auto" and _is_wide_float32(shared):
-            reason = f"in float32 the runtime's kernel is faster for heads wider than {_MAX_FLOAT32_WIDTH}"
-        if reason is None:
+        name = node.name
+        if choice == "auto" and _is_wide(call) and _takes_efficient(call):
+            _replace_by_efficient(module.graph, node, call)
+            report.changed.append(f"{name}: the runtime's kernel for wide heads: {_description(call, call)}")
+        elif reason is None:
             replace_call, kernel = _replace_by_triton, "triton"
             if choice == "auto" and architecture == "sm_90" and _takes_wgmma(shared):
                 replace_call, kernel = _replace_by_operator, "the runtime's kernel for sm_90"
-            name = node.name
             replace_call(module.graph, node, shared)
             report.changed.append(f"{name}: {kernel}: {_description(call, shared)}")
         elif choice == "triton":
@@ -120,16 +123,26 @@ def _reason_against_triton(call: _Call, device: str) -> str | None:
     return _reason_of_shapes(call)
 
 
-def _is_wide_float32(call: _Call) -> bool:
+def _is_wide(call: _Call) -> bool:
+    """Whether Triton's kernels do not take such heads, or are slower than the runtime's."""
     q, v = _value(call.q), _value(call.v)
-    return q.dtype == torch.float32 and max(int(q.shape[-1]), int(v.shape[-1])) > _MAX_FLOAT32_WIDTH
+    limit = _MAX_FLOAT32_WIDTH if q.dtype == torch.float32 else _MAX_WIDTH
+    return any(isinstance(size, int) and size > limit for size in (q.shape[-1], v.shape[-1]))
+
+
+def _takes_efficient(call: _Call) -> bool:
+    """Whether the runtime serves the call as PyTorch's memory-efficient operator, which has a head of keys for each of
+    queries."""
+    if call.repeated or _reason_of_shapes(call, _MAX_RUNTIME_WIDTH) is not None:
+        return False
+    return call.mask is None or _value(call.mask).dtype in (torch.bool, _value(call.q).dtype)
 
 
 def _has_triton() -> bool:
     return importlib.util.find_spec("triton") is not None
 
 
-def _reason_of_shapes(call: _Call) -> str | None:
+def _reason_of_shapes(call: _Call, widest: int = _MAX_WIDTH) -> str | None:
     q, k, v = (_value(node) for node in (call.q, call.k, call.v))
     if call.dropout != 0:
         return f"it has a dropout of {call.dropout}"
@@ -143,8 +156,8 @@ def _reason_of_shapes(call: _Call) -> str | None:
     for name, size in (("head size", q.shape[-1]), ("head size of the values", v.shape[-1])):
         if not isinstance(size, int):
             return f"the {name} varies"
-        if not 1 <= size <= _MAX_WIDTH:
-            return f"the {name} is {size}, expected 1 to {_MAX_WIDTH}"
+        if not 1 <= size <= widest:
+            return f"the {name} is {size}, expected 1 to {widest}"
     if not _same(q.shape[-1], k.shape[-1]) or not _same(k.shape[-2], v.shape[-2]):
         return "keys and queries differ in their head size, or keys and values in their length"
     heads, heads_kv = q.shape[-3], k.shape[-3]
@@ -285,6 +298,36 @@ def _replace_by_operator(graph: fx.Graph, node: fx.Node, call: _Call) -> None:
         return add_call(graph, node, operator.getitem, (several, 0))
 
     _replace_batched(graph, node, call, result)
+
+
+def _replace_by_efficient(graph: fx.Graph, node: fx.Node, call: _Call) -> None:
+    """The memory-efficient operator, whose mask is added, and has all four sizes of the scores."""
+
+    def result(tensors: list[fx.Node], scale: float | None) -> fx.Node:
+        bias = None if call.mask is None else _bias(graph, node, call.mask, *tensors[:2])
+        args, named = (*tensors, bias, False, 0.0, call.causal), {"scale": scale}
+        several = add_call(graph, node, _aten._scaled_dot_product_efficient_attention.default, args, named)
+        return add_call(graph, node, operator.getitem, (several, 0))
+
+    _replace_batched(graph, node, call, result)
+
+
+def _bias(graph: fx.Graph, like: fx.Node, mask: fx.Node, q: fx.Node, k: fx.Node) -> fx.Node:
+    """A mask as numbers that are added to the scores, expanded to their sizes."""
+    if _value(mask).dtype == torch.bool:
+        kind = {"dtype": _value(q).dtype, "device": _value(q).device}
+        zero, low = (add_call(graph, like, _aten.full.default, ([], value), kind) for value in (0.0, float("-inf")))
+        mask = add_call(graph, like, _aten.where.self, (mask, zero, low))
+    for _ in range(4 - _value(mask).dim()):
+        mask = add_call(graph, like, _aten.unsqueeze.default, (mask, 0))
+    sizes: list[int | fx.Node] = []
+    for dim, (tensor, place) in enumerate(((q, 0), (q, 1), (q, 2), (k, 2))):
+        size = _value(tensor).shape[place]
+        if _same(_value(mask).shape[dim], size):
+            sizes.append(-1)  # as it is
+        else:
+            sizes.append(size if isinstance(size, int) else add_call(graph, like, _aten.sym_size.int, (tensor, place)))
+    return add_call(graph, like, _aten.expand.default, (mask, sizes))
 
 
 def _replace_batched(
