@@ -12,6 +12,7 @@
 #include <array>
 #include <atomic>
 #include <charconv>
+#include <limits>
 #include <memory>
 #include <mutex>
 #include <sstream>
@@ -435,7 +436,8 @@ Pointers pointers_of(const DnnConvolution& problem, const DnnOperands& operands)
           problem.residual ? operands.residual : nullptr};
 }
 
-// Microseconds that a plan takes on the GPU: the median of some replays of a graph of launches. Negative when it fails.
+// Microseconds that a plan takes on the GPU: the least of some replays of a graph of launches, since others may use the
+// GPU meanwhile. Negative when it fails.
 class PlanTimer {
  public:
   // The stream must be one that can be captured.
@@ -465,7 +467,7 @@ class PlanTimer {
     const Result made = api_.graph_instantiate(&replay, graph, 0);
     (void)api_.graph_destroy(graph);
     check_driver(made, kDoing);
-    const double us = done ? median_of(replay) : -1;
+    const double us = done ? fastest_of(replay) : -1;
     (void)api_.graph_exec_destroy(replay);
     return us;
   }
@@ -474,8 +476,8 @@ class PlanTimer {
   static constexpr int kRuns = 7, kLaunches = 20;
   static constexpr const char* kDoing = "timing convolutions";
 
-  double median_of(GraphExec replay) {
-    std::array<double, kRuns> times{};
+  double fastest_of(GraphExec replay) {
+    double fastest = std::numeric_limits<double>::infinity();
     for (int run = -1; run < kRuns; ++run) {  // the first one warms up
       Result failed = api_.event_record(events_[0], stream_);
       if (failed == 0) failed = api_.graph_launch(replay, stream_);
@@ -484,10 +486,9 @@ class PlanTimer {
       float milliseconds = 0;
       if (failed == 0) failed = api_.event_elapsed(&milliseconds, events_[0], events_[1]);
       if (failed != 0) return -1;
-      if (run >= 0) times[static_cast<std::size_t>(run)] = static_cast<double>(milliseconds) * 1e3 / kLaunches;
+      if (run >= 0) fastest = std::min(fastest, static_cast<double>(milliseconds) * 1e3 / kLaunches);
     }
-    std::sort(times.begin(), times.end());
-    return times[kRuns / 2];
+    return fastest;
   }
 
   const Driver& api_ = driver();

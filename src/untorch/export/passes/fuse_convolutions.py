@@ -36,7 +36,6 @@ from untorch.ops.fused_convolution import DTYPES, OPERATOR, is_depthwise, stored
 __all__ = ["fuse_convolutions"]
 
 _VECTOR_BYTES = 8  # of a thread of the depthwise kernel
-_NORMS_NOT_MEASURED = {torch.ops.aten.group_norm.default, torch.ops.aten.instance_norm.default}
 _NORM = ("weight", "bias", "running_mean", "running_var")
 
 
@@ -88,7 +87,7 @@ def fuse_convolutions(module: fx.GraphModule, keep: tuple[str, ...] = ()) -> Pas
     found = [node for node in graph.nodes if node.op == "call_function" and node.target in CONVOLUTIONS]
     if not found:
         return report
-    if reason := _reason_not_to_run(graph, found):
+    if reason := _reason_not_to_run(found):
         report.skipped.update({node.name: reason for node in found})
         return report
     constants = Constants(module)
@@ -115,7 +114,7 @@ def fuse_convolutions(module: fx.GraphModule, keep: tuple[str, ...] = ()) -> Pas
     return report
 
 
-def _reason_not_to_run(graph: fx.Graph, convolutions: list[fx.Node]) -> str | None:
+def _reason_not_to_run(convolutions: list[fx.Node]) -> str | None:
     """What speaks against one layout for all convolutions."""
     for node in convolutions:
         weight = value_of(arguments_of(node)["weight"])
@@ -123,8 +122,6 @@ def _reason_not_to_run(graph: fx.Graph, convolutions: list[fx.Node]) -> str | No
             return (
                 f"the kernel for depthwise convolutions channels last does not serve {node.name}, which the graph has"
             )
-    if any(node.target in _NORMS_NOT_MEASURED for node in graph.nodes if node.op == "call_function"):
-        return "the graph has norms of groups or images, which were not measured channels last"
     return None
 
 

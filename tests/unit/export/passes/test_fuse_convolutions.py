@@ -278,10 +278,6 @@ SKIPPED: list[tuple[nn.Module, tuple[torch.Tensor, ...], str]] = [
         "the kernel for depthwise convolutions channels last does not serve conv3d, which the graph has",
     ),
     (
-        nn.Sequential(nn.Conv2d(8, 8, 3), nn.GroupNorm(2, 8), nn.ReLU()), (torch.randn(1, 8, 8, 8),),
-        "the graph has norms of groups or images, which were not measured channels last",
-    ),
-    (
         Computed(), (torch.randn(1, 4, 8, 8), torch.randn(4, 4, 3, 3)),
         "the weight is computed, or the model writes into it: it is no constant",
     ),
