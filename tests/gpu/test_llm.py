@@ -218,26 +218,33 @@ print(json.dumps([[found.logprob for found in output.prompt_logprobs[1:]] for ou
 
 @pytest.mark.parametrize("name", ["Llama", "GptOss", "Gemma3"])
 def test_prompts_in_float16(name: str, tmp_path: Path) -> None:
-    """In chunks of a step, by the kernels for halves, against eager PyTorch in float32 with the same weights."""
+    """In chunks of a step, by the kernels for halves, against eager PyTorch in float32 with the same weights.
+
+    Or in float16: rounding chooses another expert for one token of gpt-oss (0.63 off, with eager PyTorch too).
+    """
     from tests.conformance.language_models import make_model
     from untorch.export import causal_lm
 
     model = make_model(name).half().float()
     prompts = [[(7 * i * i + 3 * i + s) % 120 + 3 for i in range(n)] for s, n in enumerate((120, 61, 90))]
-    expected = []
-    for prompt in prompts:
+    expected: list[list[torch.Tensor]] = []
+    for dtype in (torch.float32, torch.float16):
+        model.to(dtype)
         with torch.no_grad():
-            logprobs = model(torch.tensor([prompt])).logits[0].log_softmax(-1)
-        expected.append(logprobs[torch.arange(len(prompt) - 1), prompt[1:]])
+            logprobs = [model(torch.tensor([prompt])).logits[0].float().log_softmax(-1) for prompt in prompts]
+        expected.append(
+            [p[torch.arange(len(prompt) - 1), prompt[1:]] for p, prompt in zip(logprobs, prompts, strict=True)]
+        )
     path = tmp_path / "m.pt2"
-    causal_lm(model.half(), path, device="cuda", token_counts=(8, 48), progress=False)
+    causal_lm(model, path, device="cuda", token_counts=(8, 48), progress=False)
     done = subprocess.run(
         [sys.executable, "-c", PROMPT_LOGPROBS], input=json.dumps([str(path), prompts]), capture_output=True, text=True,
         timeout=300, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
-    for found, wanted in zip(json.loads(done.stdout), expected, strict=True):
-        torch.testing.assert_close(torch.tensor(found), wanted, rtol=0, atol=0.06)
+    for found, *wanted in zip(json.loads(done.stdout), *expected, strict=True):
+        off = (torch.tensor(found) - torch.stack(wanted)).abs().amin(0)
+        assert off.amax() < 0.06, off
 
 
 # No torch. With each token its logprob and the best two.

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import importlib
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +24,9 @@ def define(name: str, schema: str, fake: Any) -> None:
 
 
 def define_all() -> None:
+    # Its library aborts the process when an operator of its own is there already.
+    with contextlib.suppress(ImportError, RuntimeError):
+        importlib.import_module("torchvision")
     define("proxy::scale", "(Tensor x, float factor) -> Tensor", lambda x, factor: torch.empty_like(x))
     define("proxy::pair", "(Tensor x) -> (Tensor, Tensor)", lambda x: (torch.empty_like(x), x.new_empty(x.shape[0])))
     define(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import shutil
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -93,7 +94,8 @@ def kernel_objects() -> Iterator[None]:
         return
 
     def patched(cubin_file: str, kernel_name: str, *args: Any, **kwargs: Any) -> Any:
-        own = f"{cubin_file}.{kernel_name}"
+        # The name itself can be 200 characters, more than a file's name has room for behind a hash.
+        own = f"{cubin_file}.{hashlib.sha256(kernel_name.encode()).hexdigest()[:16]}"
         shutil.copyfile(cubin_file, own)
         return original(own, kernel_name, *args, **kwargs)
 

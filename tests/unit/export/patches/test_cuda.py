@@ -134,8 +134,9 @@ def test_objects_of_kernels_are_named_after_their_code(tmp_path: Path, monkeypat
     code = tmp_path / "same.cubin"
     code.write_text("code")
     with kernel_objects():
-        objects = [codecache.convert_cubin_to_obj(str(code), name, "ld", "objcopy") for name in ("a_0", "b_1")]
-    assert len(set(objects)) == 2 and made == [("code", "a_0"), ("code", "b_1")]
+        names = ["a_0", "b_1", "c" * 250]  # a file's name has 255 characters at most
+        objects = [codecache.convert_cubin_to_obj(str(code), name, "ld", "objcopy") for name in names]
+    assert len(set(objects)) == 3 and made == [("code", name) for name in names]
     monkeypatch.setattr(cuda, "torch_version", lambda: (2, 13))
     with kernel_objects():
         assert codecache.convert_cubin_to_obj is convert
