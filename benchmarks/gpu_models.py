@@ -6,7 +6,8 @@ one process, on one stream, alternately; outputs are compared with eager's. A ca
     gpu_models.py --models resnet50 swin_t --dtypes float32 --builders 4
 
 With several GPUs the models are spread over them. ``--stage build`` and ``--stage measure`` do one half each; what was
-measured before is kept beside the packages, and goes into the report with the rest.
+measured before is kept beside the packages, and goes into the report with the rest. A run replaces its rows in the JSON
+file, and each row says its GPU: numbers of one row are of one process.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ from collections.abc import Callable
 from typing import Any
 
 from common import RESULTS, WORK, Report, Table
-from gpu_common import describe_gpu, note_of
+from gpu_common import describe_gpu
 
 PACKAGES = WORK / "gpu_models"
 DTYPES = ("float32", "bfloat16")
@@ -133,7 +134,11 @@ def measure(name: str, dtype: str, kinds: list[str], seconds: float) -> dict[str
     import untorch
 
     model, args = example(name, dtype)
-    result: dict[str, Any] = {"differences": {}, "errors": {}}
+    gpu, date = (
+        torch.cuda.get_device_name().removeprefix("NVIDIA ").split()[0],
+        time.strftime("%Y-%m-%d", time.gmtime()),
+    )
+    result: dict[str, Any] = {"gpu": gpu, "date": date, "differences": {}, "errors": {}}
     calls: dict[str, Callable[[], Any]] = {}
     with contextlib.ExitStack() as stack, torch.no_grad():
         stream = torch.cuda.Stream()
@@ -337,7 +342,7 @@ def table(measured: list[dict[str, Any]], dtype: str) -> Table:
         if entry["dtype"] != dtype:
             continue
         times = {key: value["call"] for key, value in entry.get("times", {}).items()}
-        cells = [entry["name"]]
+        cells = [entry["name"], entry.get("gpu", "")]
         for key in CONTESTANTS:
             if key not in times:
                 cells.append("error" if key in entry.get("errors", {}) or "failed" in entry else "")
@@ -349,8 +354,35 @@ def table(measured: list[dict[str, Any]], dtype: str) -> Table:
             cells.append(text)
         rows.append(cells)
     means = [f"{geometric_mean(ratios[key]):.2f}" if ratios[key] else "" for key in CONTESTANTS]
-    rows.append(["geometric mean", *means])
-    return Table(["Model", *CONTESTANTS.values()], rows)
+    rows.append(["geometric mean", "", *means])
+    return Table(["Model", "GPU", *CONTESTANTS.values()], rows)
+
+
+def report_of(built: list[dict[str, Any]], measured: list[dict[str, Any]]) -> Report:
+    """The report of all rows, in the order of the models."""
+    report = Report("gpu_models", quick=False)
+    describe_gpu(report)
+    report.values = {"built": built, "measured": measured}
+    for dtype in DTYPES:
+        days: dict[str, set[str]] = {}
+        for entry in measured:
+            if entry["dtype"] == dtype:
+                days.setdefault(entry.get("gpu", ""), set()).add(entry.get("date", ""))
+        text = (
+            f"Microseconds of a call, median, {dtype}, TF32 in convolutions as PyTorch's default has it; in brackets "
+            f"how many times as fast as torch's loader. "
+            + ", ".join(f"{gpu}: {' and '.join(sorted(dates))}" for gpu, dates in sorted(days.items()))
+            + "."
+        )
+        made = table(measured, dtype)
+        report.tables[f"gpu_models_{dtype}"] = Table(made.columns, made.rows, text)
+    return report
+
+
+def merged(old: list[dict[str, Any]], new: list[dict[str, Any]], names: list[str]) -> list[dict[str, Any]]:
+    """The newer row for each model and dtype, in the order of ``names``."""
+    rows = {(entry["name"], entry["dtype"]): entry for entry in (*old, *new)}
+    return [rows[name, dtype] for dtype in DTYPES for name in names if (name, dtype) in rows]
 
 
 def main() -> None:
@@ -386,17 +418,11 @@ def main() -> None:
         for i, gpu in enumerate(gpus):
             pool.submit(ask, {"do": "measure", "models": wanted[i :: len(gpus)], **kinds}, options.limit, gpu)
     built, measured = known("build", wanted), known("measure", wanted)
-    report = Report("gpu_models", quick=False)
-    describe_gpu(report)
-    report.values = {"built": built, "measured": measured}
-    for dtype in options.dtypes:
-        text = (
-            f"Microseconds of a call, median, {dtype}, TF32 in convolutions as PyTorch's default has it; in brackets "
-            "how many times as fast as torch's loader."
-        )
-        made = table(measured, dtype)
-        report.tables[f"gpu_models_{dtype}"] = Table(made.columns, made.rows, note_of(report, text))
-    report.write(options.output)
+    file = options.output / "gpu_models.json"
+    before = json.loads(file.read_text())["values"] if file.exists() else {"built": [], "measured": []}
+    report_of(
+        *(merged(before[key], new, list(MODELS)) for key, new in (("built", built), ("measured", measured)))
+    ).write(options.output)
     for entry in measured:
         problems = dict(entry.get("errors", {}))
         problems |= {"failed": entry["failed"]} if "failed" in entry else {}
