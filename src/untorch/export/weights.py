@@ -18,6 +18,8 @@ from untorch.export.signature import dtype_name
 
 __all__ = ["Constant", "WeightStore", "parse_constants"]
 
+_Span = tuple[int, int]  # where bytes of a storage begin and end
+
 _INFO = re.compile(r"constants_info_\[(\d+)\]\.(name|original_fqn|from_folded|shape|stride) = (.+);")
 
 
@@ -96,14 +98,24 @@ class WeightStore:
         ``tensors`` is by FQN; ``mutated`` are the FQNs that are written, whose storages count as written too.
         ``device`` is the method's: a constant that lies elsewhere says so, but for those ``placed`` there by FQN.
         """
-        used: dict[int, int] = {}
+        spans: dict[int, list[_Span]] = {}
+        sizes: dict[int, set[int]] = {}  # of elements
+        lengths: dict[int, int] = {}
         written: set[int] = set()
         for constant in constants:
             tensor = self._tensor(constant, tensors)
             pointer = tensor.untyped_storage().data_ptr()
-            used[pointer] = used.get(pointer, 0) + 1
+            spans.setdefault(pointer, []).append(_span(tensor))
+            sizes.setdefault(pointer, set()).add(tensor.element_size())
+            lengths[pointer] = tensor.untyped_storage().nbytes()
             if constant.fqn in mutated:
                 written.add(pointer)
+        for pointer, parts in spans.items():
+            joined = _joined(parts)
+            # Parts that are most of a storage share it with other methods, which may have the whole: merged weights.
+            scattered = 2 * sum(end - begin for begin, end in joined) < lengths[pointer]
+            splits = scattered and pointer not in written and len(sizes[pointer]) == 1
+            spans[pointer] = joined if splits or len(parts) == 1 else [(0, lengths[pointer])]
         stored: dict[tuple[int, int, int], int] = {}
         entries = []
         pointers: list[int] = []
@@ -111,12 +123,10 @@ class WeightStore:
             tensor = self._tensor(constant, tensors)
             storage = tensor.untyped_storage()
             pointers.append(storage.data_ptr() or -len(pointers) - 1)  # empty ones share nothing
-            pointer, start, offset = storage.data_ptr(), 0, int(tensor.storage_offset())
-            length = storage.nbytes()
-            extent = _extent(tensor) * tensor.element_size()
-            if used[pointer] == 1 and extent < length:
-                # A lone view stores only what it reads: a slice of a large tensor must not bring the rest along.
-                start, length, offset = offset * tensor.element_size(), extent, 0
+            pointer, (begin, end) = storage.data_ptr(), _span(tensor)
+            start, stop = next(span for span in spans[pointer] if span[0] <= begin and end <= span[1])
+            length = stop - start
+            offset = (begin - start) // tensor.element_size()
             key = (pointer, start, length)
             if key not in stored or pointer == 0:
                 stored[key] = self._add(storage, start, length, dtype_name(tensor.dtype))
@@ -176,6 +186,23 @@ class WeightStore:
             self.entries.append({"file": name, "nbytes": length})
             self._keep.append(storage)
         return self._by_content[key]
+
+
+def _span(tensor: torch.Tensor) -> _Span:
+    """Where a tensor begins and ends in its storage."""
+    begin = int(tensor.storage_offset()) * tensor.element_size()
+    return begin, begin + _extent(tensor) * tensor.element_size()
+
+
+def _joined(spans: list[_Span]) -> list[_Span]:
+    """Those that overlap as one: views of a large storage are stored without what none of them reads."""
+    joined: list[_Span] = []
+    for begin, end in sorted(spans):
+        if joined and begin < joined[-1][1]:
+            joined[-1] = joined[-1][0], max(end, joined[-1][1])
+        else:
+            joined.append((begin, end))
+    return joined
 
 
 def _extent(tensor: torch.Tensor) -> int:

@@ -101,6 +101,51 @@ def test_a_lone_slice_brings_only_its_part() -> None:
     assert torch.equal(read(store, entry, torch.float32), part)
 
 
+def test_parts_that_nothing_reads_are_left_out() -> None:
+    """As of one buffer for all parameters, of which a pass replaced some."""
+    store = WeightStore()
+    flat = torch.randn(1000)
+    parts = {
+        "matrix": flat[100:112].view(3, 4), "turned": flat[100:112].view(3, 4).t(), "next": flat[112:115],
+        "left": flat[200:220].view(4, 5)[:, :2], "right": flat[200:220].view(4, 5)[:, 2:], "none": flat[300:300],
+    }  # fmt: skip
+    entries = add(store, **parts)
+    *entries, empty = entries
+    assert empty["shape"] == [0]
+    for entry, tensor in zip(entries, parts.values(), strict=False):
+        assert torch.equal(read(store, entry, torch.float32), tensor)
+    weights = [entry["weight"] for entry in entries]
+    assert weights[0] == weights[1] and weights[3] == weights[4] and len(set(weights)) == 3
+    assert store.nbytes == (12 + 3 + 20) * 4
+
+
+def test_parts_that_are_most_of_a_storage_share_it() -> None:
+    """Another method has the whole of it: a merged weight."""
+    store = WeightStore()
+    whole = torch.randn(10, 4)
+    (first,) = add(store, whole=whole)
+    up, gate = add(store, up=whole[:4], gate=whole[5:])
+    assert first["weight"] == up["weight"] == gate["weight"] and store.nbytes == 160
+    assert torch.equal(read(store, gate, torch.float32), whole[5:])
+
+
+def test_dtypes_in_one_storage() -> None:
+    store = WeightStore()
+    numbers = torch.randn(8)
+    parts = {"bytes": numbers.view(torch.uint8)[3:9], "numbers": numbers[1:5]}
+    entries = add(store, **parts)
+    for entry, tensor in zip(entries, parts.values(), strict=True):
+        assert torch.equal(read(store, entry, tensor.dtype), tensor)
+    assert store.nbytes == 32
+
+
+def test_what_is_written_keeps_its_whole_storage() -> None:
+    store = WeightStore()
+    base = torch.randn(10)
+    entries = add(store, frozenset({"first"}), first=base[:2], last=base[8:])
+    assert entries[0]["weight"] == entries[1]["weight"] and store.nbytes == 40
+
+
 def test_writes_reach_everything_in_the_storage() -> None:
     base = torch.randn(4)
     entries = add(WeightStore(), frozenset({"half"}), half=base[:2], whole=base, other=torch.randn(3))
