@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from untorch.pipeline.base import Pipeline, numbered, read_count
-from untorch.pipeline.scores import activate, best
+from untorch.pipeline.scores import activate, activation_of, best
 from untorch.runtime.errors import InvalidArgumentError
 from untorch.speech.audio import read_audio
 from untorch.speech.features import normalize
@@ -23,7 +23,7 @@ class AudioClassification(Pipeline):
         """See the class. Each waveform is a call of its own, as waveforms that are padded give other results."""
         top_k = read_count("top_k", options.get("top_k", 5))
         rate, fewest = self.settings.get("sampling_rate", int), self.settings.get("min_samples", int)
-        longest = self.settings.get("max_samples", int)
+        longest, name = self.settings.get("max_samples", int), activation_of(options, self.settings)
         found = []
         for index, source in enumerate(inputs):
             with numbered(index if is_list else None):
@@ -35,6 +35,6 @@ class AudioClassification(Pipeline):
             if self.settings.get("normalize", bool):
                 samples = normalize(samples)
             logits = self.call("forward", {"input_values": samples[None]})[0]
-            scores = activate(logits, options.get("function_to_apply") or self.settings.get("activation", str))
+            scores = activate(logits, name)
             found.append(best(scores, self.labels(len(scores)), top_k))
         return found

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from untorch.pipeline.base import Pipeline, numbered, read_count
 from untorch.pipeline.image_steps import apply_steps, read_image
-from untorch.pipeline.scores import activate, best
+from untorch.pipeline.scores import activate, activation_of, best
 
 __all__ = ["ImageClassification", "ImagePipeline"]
 
@@ -43,7 +43,8 @@ class ImageClassification(ImagePipeline):
     def run(self, inputs: Sequence[Any], options: Mapping[str, Any], is_list: bool) -> list[Any]:
         """See the class."""
         top_k = read_count("top_k", options.get("top_k", 5))
+        name = activation_of(options, self.settings)
         logits = self.call("forward", {"pixel_values": self.pixels(inputs, is_list)})
-        scores = activate(logits, options.get("function_to_apply") or self.settings.get("activation", str))
+        scores = activate(logits, name)
         labels = self.labels(logits.shape[-1])
         return [best(row, labels, top_k) for row in scores]

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from untorch.pipeline.base import numbered, read_count
-from untorch.pipeline.scores import activate
+from untorch.pipeline.scores import activate, activation_of
 from untorch.pipeline.text import TextPipeline
 from untorch.runtime.errors import ArgumentTypeError
 
@@ -32,7 +32,7 @@ class Reranking(TextPipeline):
         top_k = options.get("top_k")
         if top_k is not None:
             read_count("top_k", top_k)
-        name = options.get("function_to_apply") or self.settings.get("activation", str)
+        name = activation_of(options, self.settings)
         truncation, found = options.get("truncation", True), []
         for index, given in enumerate(inputs):
             with numbered(index if is_list else None, _OF_INPUTS):

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from untorch.pipeline.settings import Settings
 from untorch.runtime.errors import InvalidArgumentError
 
-__all__ = ["ACTIVATIONS", "activate", "best", "sigmoid", "softmax"]
+__all__ = ["ACTIVATIONS", "activate", "activation_of", "best", "sigmoid", "softmax"]
 
 
 def softmax(logits: NDArray[Any]) -> NDArray[Any]:
@@ -29,10 +30,18 @@ def sigmoid(logits: NDArray[Any]) -> NDArray[Any]:
 ACTIVATIONS = ("softmax", "sigmoid", "none")
 
 
-def activate(logits: NDArray[Any], name: Any) -> NDArray[Any]:
-    """Scores by the activation of this name. Raises InvalidArgumentError for another one."""
-    if name not in ACTIVATIONS:
+def activation_of(options: Mapping[str, Any], settings: Settings) -> str:
+    """What a call asks for, or else the model's. Raises InvalidArgumentError for names that there are not."""
+    name = options.get("function_to_apply")
+    if name is None:
+        name = settings.get("activation", str)
+    if not isinstance(name, str) or name not in ACTIVATIONS:
         raise InvalidArgumentError(f"pipeline: function_to_apply: expected {', '.join(ACTIVATIONS)}, got {name!r:.80}")
+    return name
+
+
+def activate(logits: NDArray[Any], name: str) -> NDArray[Any]:
+    """Scores by one of ACTIVATIONS."""
     return softmax(logits) if name == "softmax" else sigmoid(logits) if name == "sigmoid" else logits
 
 

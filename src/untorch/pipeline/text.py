@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from untorch.pipeline.base import Pipeline, read_count
-from untorch.pipeline.scores import activate, best, softmax
+from untorch.pipeline.scores import activate, activation_of, best, softmax
 from untorch.pipeline.settings import Settings
 from untorch.pipeline.tokens import Tokens
 from untorch.runtime.errors import InvalidArgumentError
@@ -35,9 +35,9 @@ class TextClassification(TextPipeline):
         top_k = options.get("top_k", 1)
         if top_k is not None:
             read_count("top_k", top_k)
+        name = activation_of(options, self.settings)
         encodings = self.tokens.encode(inputs, options.get("truncation", False))
         logits = self.call("forward", self.tokens.arrays(encodings))
-        name = options.get("function_to_apply") or self.settings.get("activation", str)
         scores, labels = activate(logits, name), self.labels(logits.shape[-1])
         found = [best(row, labels, top_k) for row in scores]
         # A single text without top_k gives a list of one, a list of texts a list of dictionaries.

@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from untorch.pipeline.scores import activate, best, sigmoid, softmax
+from untorch.pipeline.scores import activation_of, best, sigmoid, softmax
+from untorch.pipeline.settings import Settings
 from untorch.runtime.errors import InvalidArgumentError
 
 
@@ -21,6 +22,13 @@ def test_best_falls() -> None:
     assert len(best(scores, ["a", "b", "c"], None)) == 3
 
 
-def test_an_unknown_activation() -> None:
-    with pytest.raises(InvalidArgumentError, match="function_to_apply: expected softmax, sigmoid, none, got 'tanh'"):
-        activate(np.zeros(2), "tanh")
+@pytest.mark.parametrize("name", ["tanh", "", 0, np.array([1, 2]), ["softmax"]])
+def test_an_unknown_activation(name: object) -> None:
+    with pytest.raises(InvalidArgumentError, match="function_to_apply: expected softmax, sigmoid, none, got "):
+        activation_of({"function_to_apply": name}, Settings({"activation": "softmax"}, "m.pt2"))
+
+
+def test_the_models_activation() -> None:
+    settings = Settings({"activation": "sigmoid"}, "m.pt2")
+    assert activation_of({}, settings) == activation_of({"function_to_apply": None}, settings) == "sigmoid"
+    assert activation_of({"function_to_apply": "none"}, settings) == "none"
