@@ -28,6 +28,7 @@ from untorch.export.patches import (
     torch_version,
 )
 from untorch.export.target import InductorRun
+from untorch.export.torch_logs import quiet_logs
 from untorch.ops import (
     byte_max_pool,
     causal_conv1d,
@@ -158,7 +159,7 @@ def begin_inductor(method: Method, folder: Path, generated: list[tuple[str, str 
         byte_max_pool.register_lowering()
         int8_convolution.register_lowering()
         try:
-            with kernel_origins(describe_call) as sequence, objects_at_a_time(), keeps_sizes(module):
+            with quiet_logs(), kernel_origins(describe_call) as sequence, objects_at_a_time(), keeps_sizes(module):
                 result = torch._inductor.aot_compile(module, args, kwargs, options=values)
         except FixedSizeError as error:
             raise CompileError(f"method {method.name!r}: Inductor {error}: make them static") from error

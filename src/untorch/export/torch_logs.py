@@ -1,4 +1,4 @@
-"""torch's log while it traces: kept off the terminal, and read for what torch.export assumes about sizes."""
+"""torch's log while it traces and compiles: kept off the terminal, and read for what torch.export assumes about sizes."""
 
 from __future__ import annotations
 
@@ -16,6 +16,8 @@ __all__ = ["quiet_logs", "recorded_guards"]
 _SIZES = "torch.fx.experimental.symbolic_shapes"
 # They log what the error says, some with a stack of torch's.
 _NOISY = (_SIZES, "torch._subclasses.fake_tensor", "torch._export.non_strict_utils", "torch.export._trace")
+# It warns of operators that libtorch has no C function for. What the runtime lacks is an error of the exporter's.
+_FALLBACKS, _NO_C_FUNCTION = "torch._inductor.ir", "is missing a c-shim implementation"
 _GUARD = re.compile(r"eval (.+?) \[guard added\]")
 
 
@@ -37,12 +39,15 @@ class _Recorder(logging.Filter):
 
 @contextlib.contextmanager
 def quiet_logs() -> Iterator[None]:
-    """torch logs nothing about what it traces, unless TORCH_LOGS asks for it."""
-    loggers = [] if os.environ.get("TORCH_LOGS") else [logging.getLogger(name) for name in _NOISY]
+    """torch logs nothing about what it traces and compiles, unless TORCH_LOGS asks for it."""
+    if os.environ.get("TORCH_LOGS"):
+        yield
+        return
 
     def refuse(record: logging.LogRecord) -> bool:
-        return False
+        return record.name == _FALLBACKS and _NO_C_FUNCTION not in record.getMessage()
 
+    loggers = [logging.getLogger(name) for name in (*_NOISY, _FALLBACKS)]
     for logger in loggers:
         logger.addFilter(refuse)
     try:

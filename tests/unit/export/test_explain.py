@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import logging
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -269,3 +271,20 @@ def test_guards_have_lines_and_logs_come_back(caplog: pytest.LogCaptureFixture) 
     with quiet_logs():
         assert not logger.filter(logging.LogRecord(logger.name, logging.ERROR, "", 0, "graph", None, None))
     assert (logger.level, logger.filters) == (level, filters)
+
+
+class Counts(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.bincount(x, minlength=5)
+
+
+def test_operators_that_libtorch_has_no_c_function_for(tmp_path: Path) -> None:
+    """torch's log tells of each on the terminal; the runtime has a kernel for them."""
+    script = f"""
+import torch
+from tests.unit.export.test_explain import Counts
+from untorch.export import export
+export(Counts(), (torch.tensor([1, 2, 2]),), {str(tmp_path / "m.pt2")!r}, progress=False)
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert "c-shim" not in done.stderr
