@@ -1,4 +1,4 @@
-"""torch's log while it traces and compiles: kept off the terminal, and read for what torch.export assumes about sizes."""
+"""torch's log of an export: kept off the terminal, and read for what torch.export assumes about sizes."""
 
 from __future__ import annotations
 
