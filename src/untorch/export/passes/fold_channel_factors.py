@@ -6,8 +6,6 @@ torchvision's detection models have it, without the operator of that name. The w
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import fx
 
@@ -36,6 +34,7 @@ def fold_channel_factors(module: fx.GraphModule, keep: tuple[str, ...] = ()) -> 
     if not found:
         return report
     constants, aliases = Constants(module), Aliases(graph)
+    folded: list[tuple[fx.Node, list[tuple[fx.Node, fx.Node]]]] = []
     for node in found:
         arguments = arguments_of(node)
         operands = [operand for operand in (arguments["weight"], arguments["bias"]) if operand is not None]
@@ -52,8 +51,10 @@ def fold_channel_factors(module: fx.GraphModule, keep: tuple[str, ...] = ()) -> 
         while steps and writes_between(node, steps[-1][0], memory, [each for each, _ in steps]):
             steps.pop()
         if steps:
-            report.changed.append(" + ".join([node.name, *(step.name for step, _ in steps)]))
-            _replace(module, node, arguments, steps, constants)
+            folded.append((node, steps))
+    for node, steps in folded:  # what one gives may be the input of the next
+        report.changed.append(" + ".join([node.name, *(step.name for step, _ in steps)]))
+        _replace(module, node, steps, constants)
     remove_unused(module)
     return report
 
@@ -86,14 +87,8 @@ def _is_of_channels(constant: fx.Node, like: fx.Node) -> bool:
     return all(size == (result.shape[1] if d == 1 else 1) for d, size in enumerate(sizes))
 
 
-def _replace(
-    module: fx.GraphModule,
-    node: fx.Node,
-    arguments: dict[str, Any],
-    steps: list[tuple[fx.Node, fx.Node]],
-    constants: Constants,
-) -> None:
-    graph = module.graph
+def _replace(module: fx.GraphModule, node: fx.Node, steps: list[tuple[fx.Node, fx.Node]], constants: Constants) -> None:
+    graph, arguments = module.graph, arguments_of(node)
     original = arguments["weight"]
     weight = constants.value(original).detach().double()
     bias = weight.new_zeros(weight.shape[0])

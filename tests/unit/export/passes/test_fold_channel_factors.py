@@ -56,6 +56,20 @@ class Scale(nn.Module):
         return self.of(self.conv(x), self.scale)
 
 
+class InTurn(nn.Module):
+    """Nothing between a norm and the next convolution, as in D-FINE's backbone; one is read by two."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.convs = nn.ModuleList(nn.Conv2d(8, 8, 3, padding=1, bias=False) for _ in range(4))
+        self.norms = nn.ModuleList(FrozenBatchNorm(8) for _ in range(4))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        one, two, three, four = (lambda x, c=c, n=n: n(c(x)) for c, n in zip(self.convs, self.norms, strict=True))
+        middle = two(one(x))
+        return three(middle) + four(middle)
+
+
 def names(module: torch.fx.GraphModule) -> list[str]:
     return [node.target._schema.name.partition("::")[2] for node in module.graph.nodes if node.op == "call_function"]
 
@@ -89,6 +103,10 @@ IMAGE = torch.randn(2, 8, 9, 10)
 )  # fmt: skip
 def test_they_go_into_the_convolution(model: nn.Module, x: torch.Tensor, operators: list[str]) -> None:
     assert folded(model, x) == (operators, 1)
+
+
+def test_one_after_another() -> None:
+    assert folded(InTurn(), IMAGE) == (["conv2d"] * 4 + ["add"], 4)
 
 
 @pytest.mark.parametrize(

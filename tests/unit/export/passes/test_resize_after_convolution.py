@@ -102,6 +102,25 @@ def test_one_image_alone() -> None:
     assert targets(module)[-2:] == ["conv2d", "upsample_bilinear2d.vec"]
 
 
+def test_one_after_another() -> None:
+    """What the first convolution gives is enlarged for the second."""
+
+    class Twice(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.second = nn.Conv2d(16, 16, 1), nn.Conv2d(16, 16, 1)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.second(F.interpolate(self.first(F.interpolate(x, scale_factor=2.0)), scale_factor=3.0))
+
+    model, x = Twice().eval().requires_grad_(False), images()[2]
+    module = unlift(model, x)
+    assert len(resize_after_convolution(module).changed) == 2
+    drop_dead_code(module)
+    close(module)
+    assert_same(module(x), model(x), rtol=1e-5, atol=1e-5)
+
+
 def test_what_is_not_enlarged_stays_together() -> None:
     module, _ = run(lambda m, a, b, c: m.conv(torch.cat([a, bilinear(c), a + 1], 1)), bias=False)
     assert sizes(module) == [(32, 8), (16, 2)]
