@@ -28,6 +28,7 @@ from untorch.export.patches.fake_driver import FAKE_DEVICE
 from untorch.export.patches.graphs import (
     changing_scalars,
     checked_results,
+    checks_of_values,
     clones_of_buffers,
     constants_in_loops,
     decomposed_index_add,
@@ -86,6 +87,7 @@ def compile_patches(host: HostCpu, reads_shared_buffers: bool = False) -> Iterat
         stack.enter_context(kernel_objects())
         stack.enter_context(lstm_hidden_state())
         stack.enter_context(decomposed_index_add())
+        stack.enter_context(checks_of_values())
         stack.enter_context(results_of_any_size())
         stack.enter_context(named_tuples())
         stack.enter_context(open_slices())

@@ -13,8 +13,8 @@ from untorch.export.patches.registry import patch, replaced
 from untorch.ops.proxy_result import CHECK_RESULT
 
 __all__ = [
-    "changing_scalars", "checked_results", "clones_of_buffers", "constants_in_loops", "decomposed_index_add",
-    "generated_only", "lstm_hidden_state", "one_copy_of_buffers", "treespec_warning",
+    "changing_scalars", "checked_results", "checks_of_values", "clones_of_buffers", "constants_in_loops",
+    "decomposed_index_add", "generated_only", "lstm_hidden_state", "one_copy_of_buffers", "treespec_warning",
 ]  # fmt: skip
 
 
@@ -159,6 +159,40 @@ def decomposed_index_add() -> Iterator[None]:
     # index_add alone asks there.
     with replaced(decomposition, "is_fbcode", lambda: True):
         yield
+
+
+@patch(
+    "torch._inductor.fx_utils._is_fake_tensor_same",
+    "torch._inductor.decomposition.decompositions",
+    versions="2.11–2.15",
+    why="torch._check of a tensor's values, as RT-DETRv2 has it: Inductor subtracts two truth values to learn whether "
+    "they are equal, and fails (from 2.13 on); and it calls _is_all_true, which has no C function.",
+    test="test_graphs.py::test_torch_still_fails_to_compile_checks_of_values",
+)
+@contextlib.contextmanager
+def checks_of_values() -> Iterator[None]:
+    """Truth values are compared as expressions; that all of a tensor are true is a reduction."""
+    from torch._inductor import decomposition, fx_utils
+
+    original: Any = getattr(fx_utils, "_is_fake_tensor_same", None)
+
+    def is_same(new: Any, old: Any, *args: Any, **kwargs: Any) -> Any:
+        if isinstance(new, torch.SymBool) and isinstance(old, torch.SymBool):
+            return new.node.expr == old.node.expr
+        return original(new, old, *args, **kwargs)
+
+    table: Any = decomposition.decompositions
+    own = {torch.ops.aten._is_all_true.default: torch.all, torch.ops.aten._is_any_true.default: torch.any}
+    own = {operator: function for operator, function in own.items() if operator not in table}
+    table.update(own)
+    decomposition.fast_random_decomps.cache_clear()  # a copy of the table
+    try:
+        with replaced(fx_utils, "_is_fake_tensor_same", is_same) if original else contextlib.nullcontext():
+            yield
+    finally:
+        for operator in own:
+            del table[operator]
+        decomposition.fast_random_decomps.cache_clear()
 
 
 @patch(

@@ -14,7 +14,7 @@ import torch
 import untorch
 from untorch.export import CompileError, export, patches
 from untorch.export.patches.cpu import torch_version
-from untorch.export.patches.graphs import decomposed_index_add, lstm_hidden_state
+from untorch.export.patches.graphs import checks_of_values, decomposed_index_add, lstm_hidden_state
 from untorch.export.patches.registry import replaced
 
 
@@ -198,6 +198,43 @@ def test_torch_still_calls_index_add_in_bfloat16() -> None:
     assert decomposition.index_add(x, 0, places, x) is NotImplemented
     with decomposed_index_add():
         assert torch.equal(decomposition.index_add(x, 0, places, x), x + x)
+
+
+class Checked(torch.nn.Module):
+    """As transformers' torch_compilable_check of a tensor."""
+
+    def forward(self, x: torch.Tensor, sizes: torch.Tensor) -> torch.Tensor:
+        torch._check_tensor_all(sizes.sum() == 6, lambda: "the sizes are six together")  # type: ignore[attr-defined]
+        return x * sizes.sum()
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_checks_of_values(tmp_path: Path) -> None:
+    x, sizes = torch.randn(3, 4), torch.tensor([1, 2, 3])
+    export(Checked(), (x, sizes), tmp_path / "m.pt2", progress=False)
+    with untorch.load(tmp_path / "m.pt2") as program:
+        numpy.testing.assert_allclose(program(x.numpy(), sizes.numpy()), (x * 6).numpy())
+        with pytest.raises(untorch.ModelError, match="Expected"):
+            program(x.numpy(), sizes.numpy() + 1)
+        numpy.testing.assert_allclose(program(x.numpy(), sizes.numpy()), (x * 6).numpy())
+
+
+def test_torch_still_fails_to_compile_checks_of_values() -> None:
+    from torch._inductor import decomposition, fx_utils
+    from torch.fx.experimental.symbolic_shapes import ShapeEnv
+
+    assert torch.ops.aten._is_all_true.default not in decomposition.select_decomp_table()
+    if torch_version() < (2, 13):
+        return  # it compares them in a function that cannot be replaced
+    number = ShapeEnv().create_unbacked_symint()
+    truths: list[Any] = [number == 1, number == 2]
+    with pytest.raises(TypeError, match="unsupported operand"):
+        fx_utils._is_fake_tensor_same(*truths, {})
+    with checks_of_values():
+        assert not fx_utils._is_fake_tensor_same(*truths, {})
+        assert fx_utils._is_fake_tensor_same(truths[0], truths[0], {})
+        assert torch.ops.aten._is_all_true.default in decomposition.select_decomp_table()
+    assert torch.ops.aten._is_all_true.default not in decomposition.select_decomp_table()
 
 
 def test_torch_still_compiles_what_it_generates() -> None:
