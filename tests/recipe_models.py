@@ -61,6 +61,23 @@ _RT_DETR = {
     "num_feature_levels": 2, "decoder_ffn_dim": 32, "decoder_layers": 1, "decoder_attention_heads": 2,
     "decoder_n_points": 2, "num_queries": 6, "num_labels": 5, "num_denoising": 0,
 }  # fmt: skip
+_RT_DETR_V2 = {**_RT_DETR, "decoder_n_levels": 2, "decoder_layers": 2}
+_D_FINE = {
+    **_RT_DETR, "decoder_layers": 2, "num_feature_levels": 2, "decoder_n_points": [2, 2], "lqe_hidden_dim": 8,
+    "backbone_config": {
+        "model_type": "hgnet_v2", "stem_channels": [3, 8, 8], "stage_in_channels": [8, 8, 16, 16],
+        "stage_mid_channels": [8, 8, 8, 8], "stage_out_channels": [8, 16, 16, 24], "stage_num_blocks": [1, 1, 1, 1],
+        "stage_numb_of_layers": [2, 2, 2, 2], "hidden_sizes": [8, 16, 16, 24], "depths": [1, 1, 1, 1],
+        "embedding_size": 8, "out_indices": [3, 4],
+    },
+    "encoder_in_channels": [16, 24], "feat_strides": [16, 32],
+}  # fmt: skip
+_RESNET = {"model_type": "resnet", **_STAGES, "embedding_size": 8, "layer_type": "basic", "out_features": ["stage4"]}
+_DETR = {
+    "backbone_config": _RESNET, "d_model": 32, "encoder_layers": 1, "decoder_layers": 1, "encoder_attention_heads": 2,
+    "decoder_attention_heads": 2, "encoder_ffn_dim": 64, "decoder_ffn_dim": 64, "num_queries": 6, "num_labels": 5,
+}  # fmt: skip
+_EDGES = {"size": {"shortest_edge": 96, "longest_edge": 160}}
 _SWIN = {
     "model_type": "swin", "image_size": 64, "embed_dim": 8, "depths": [1, 1, 1, 1], "num_heads": [1, 1, 2, 2],
     "window_size": 4, "out_features": ["stage1", "stage2", "stage3", "stage4"],
@@ -146,6 +163,25 @@ FOLDERS: dict[str, tuple[str, str, dict[str, Any], str, dict[str, Any]]] = {
     "rt-detr": (
         "object-detection", "RTDetrForObjectDetection", _RT_DETR, "RTDetrImageProcessor",
         {"size": {"height": 64, "width": 64}},
+    ),
+    "rt-detr-v2": (
+        "object-detection", "RTDetrV2ForObjectDetection", _RT_DETR_V2, "RTDetrImageProcessor",
+        {"size": {"height": 64, "width": 64}},
+    ),
+    "d-fine": (
+        "object-detection", "DFineForObjectDetection", _D_FINE, "RTDetrImageProcessor",
+        {"size": {"height": 64, "width": 64}},
+    ),
+    "table-transformer": (
+        "object-detection", "TableTransformerForObjectDetection", _DETR, "DetrImageProcessor", _EDGES,
+    ),
+    "conditional-detr": (
+        "object-detection", "ConditionalDetrForObjectDetection", _DETR, "ConditionalDetrImageProcessor", _EDGES,
+    ),
+    "dab-detr": (
+        "object-detection", "DabDetrForObjectDetection",
+        {**{k: v for k, v in _DETR.items() if k != "d_model"}, "hidden_size": 32}, "ConditionalDetrImageProcessor",
+        _EDGES,
     ),
     "segformer": (
         "image-segmentation", "SegformerForSemanticSegmentation",
@@ -270,14 +306,23 @@ def make_folder(name: str, folder: Path) -> str:
                 parameter.mul_(4 if "classifier" in part or "embeddings" in part else 1.5)
             if any(
                 name in part
-                for name in ("detection_tokens", "query_position", "labels_classifier", "bbox", "class_embed")
+                for name in (
+                    "detection_tokens",
+                    "query_position",
+                    "refpoint",
+                    "labels_classifier",
+                    "bbox",
+                    "class_embed",
+                )
             ):
                 parameter.normal_(0, 0.4)
             if "class_predictor" in part:  # scores above the default threshold
                 parameter.normal_(0, 2)
         for layer in model.modules():  # RT-DETR's are all but zero: every place would look the same
-            if kind.startswith("RTDetr") and hasattr(layer, "running_var"):
+            if kind.startswith(("RTDetr", "DFine")) and hasattr(layer, "running_var"):
                 layer.weight.fill_(1)
+            if kind.startswith("DFine") and isinstance(layer, torch.nn.Conv2d):
+                torch.nn.init.kaiming_normal_(layer.weight)
     model.save_pretrained(folder)
     if processor:
         getattr(transformers, processor)(**settings).save_pretrained(folder)

@@ -54,7 +54,8 @@ class ObjectDetection(ImagePipeline):
         activation = self.settings.optional("activation", str) or "softmax"
         if activation not in _SELECTIONS:
             raise self.settings.damaged(f"activation: expected {' or '.join(_SELECTIONS)}, got {activation!r:.80}")
-        scores, best, queries = _SELECTIONS[activation](logits)
+        candidates = self.settings.optional("candidates", int)
+        scores, best, queries = _SELECTIONS[activation](logits, candidates or len(logits))
         labels = self._labels(logits.shape[1], has_no_object=activation == "softmax")
         centre, half = boxes[:, :2], boxes[:, 2:] / 2
         corners = np.concatenate([centre - half, centre + half], 1) * np.asarray([*size, *size], np.float32)
@@ -82,20 +83,20 @@ class ObjectDetection(ImagePipeline):
 _Candidates = tuple[NDArray[Any], NDArray[Any], NDArray[Any]]
 
 
-def _likeliest_labels(logits: NDArray[Any]) -> _Candidates:
+def _likeliest_labels(logits: NDArray[Any], _: int) -> _Candidates:
     """A softmax over the classes, the last of which is for no object: a candidate a query, in their order."""
     scores = softmax(logits)[:, :-1]
     return scores.max(1), scores.argmax(1), np.arange(len(scores))
 
 
-def _likeliest_pairs(logits: NDArray[Any]) -> _Candidates:
-    """A sigmoid for each class: the best pairs of a query and a label, as many as queries, the best first."""
+def _likeliest_pairs(logits: NDArray[Any], count: int) -> _Candidates:
+    """A sigmoid for each class: the best pairs of a query and a label, the best first."""
     scores = sigmoid(logits).reshape(-1)
-    order = np.argsort(-scores, kind="stable")[: len(logits)]
+    order = np.argsort(-scores, kind="stable")[:count]
     return scores[order], order % logits.shape[1], order // logits.shape[1]
 
 
-_SELECTIONS: dict[str, Callable[[NDArray[Any]], _Candidates]] = {
+_SELECTIONS: dict[str, Callable[[NDArray[Any], int], _Candidates]] = {
     "softmax": _likeliest_labels,
     "sigmoid": _likeliest_pairs,
 }

@@ -44,6 +44,7 @@ def folder_of(path: Path, architecture: str, model_type: str = "bert", files: tu
         ("DeiTForImageClassificationWithTeacher", "deit", (), "image-classification"),
         ("YolosForObjectDetection", "yolos", (), "object-detection"),
         ("RTDetrForObjectDetection", "rt_detr", (), "object-detection"),
+        ("DFineForObjectDetection", "d_fine", (), "object-detection"),
         ("SegformerForSemanticSegmentation", "segformer", (), "image-segmentation"),
         ("SiglipModel", "siglip", ("tokenizer.json",), "zero-shot-image-classification"),
         ("BertModel", "bert", ("tokenizer.json",), "text-embedding"),
@@ -404,9 +405,9 @@ def test_an_architecture_of_another_task(architecture: str, kind: str, task: str
 
 
 def test_detectors_and_segmentations_without_a_recipe(tmp_path: Path) -> None:
-    folder_of(tmp_path, "TableTransformerForObjectDetection", "table-transformer")
+    folder_of(tmp_path, "DeformableDetrForObjectDetection", "deformable_detr")
     with pytest.raises(
-        CompileError, match="object-detection: expected DetrForObjectDetection, .*, got TableTransformerForObject"
+        CompileError, match="object-detection: expected DetrForObjectDetection, .*, got DeformableDetrForObject"
     ):
         export_folder(tmp_path, tmp_path / "m.pt2")
     folder_of(tmp_path, "DetrForSegmentation", "detr")
@@ -448,7 +449,8 @@ _CHANGES: dict[str, list[dict[str, Any]]] = {
 _MARKS = {"minilm": "slow", "ctc": "slow", "rt-detr": "slow"} | dict.fromkeys(
     (
         "bert-mlm", "labse", "cross-encoder", "xlm-roberta", "clip", "wav2vec2", "yolos", "segformer",
-        "mask2former", "maskformer", "whisper",
+        "mask2former", "maskformer", "whisper", "rt-detr-v2", "d-fine", "table-transformer", "conditional-detr",
+        "dab-detr",
     ),
     "exhaustive",
 )  # fmt: skip

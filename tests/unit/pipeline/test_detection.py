@@ -29,7 +29,7 @@ class Program:
         return logits, np.array([[[0.75, 0.5, 0.5, 1.0], [0.5, 0.5, 1.0, 1.0]]], np.float32)
 
 
-def make(labels: list[str], **fields: str) -> ObjectDetection:
+def make(labels: list[str], **fields: Any) -> ObjectDetection:
     section = {
         "format_version": 1, "task": "object-detection", "architecture": "YolosForObjectDetection", "labels": labels,
         "image_steps": [["resize_edges", 20, 40, 16, 2]], **fields,
@@ -63,6 +63,17 @@ def test_sigmoids_rank_pairs_of_query_and_label() -> None:
     assert [one["score"] for one in found] == pytest.approx([1 / (1 + np.exp(-5))] * 2)
     assert [one["box"]["xmin"] for one in found] == [20, 0], "each with its query's box"
     assert pipeline(image, threshold=1.0) == []
+
+
+def test_the_number_of_candidates() -> None:
+    """Of Conditional DETR and DAB-DETR, whatever the number of queries is."""
+    image = np.zeros((20, 41, 3), np.uint8)
+    names = ["dog", "cat", "bird"]
+    found = make(names, activation="sigmoid", candidates=100)(image, threshold=0.2)
+    assert [one["label"] for one in found] == ["cat", "bird", "dog", "bird", "dog", "cat"]
+    assert len(make(names, activation="sigmoid", candidates=3)(image, threshold=0.2)) == 3
+    with pytest.raises(InvalidFileError, match="candidates: expected int, got '3'"):
+        make(names, activation="sigmoid", candidates="3")(image)
 
 
 def test_refusals() -> None:

@@ -1,10 +1,11 @@
-"""Recipe for object detection by queries: DETR, YOLOS and RT-DETR."""
+"""Recipe for object detection by queries: DETR, YOLOS, RT-DETR and their like."""
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -17,14 +18,32 @@ from untorch.export.recipes.text import MAX_BATCH
 
 __all__ = ["DETECTORS", "write_object_detection"]
 
-# What makes scores of logits: a softmax over labels and "no object", the last class; or, of models that were trained
-# with a focal loss, a sigmoid for each label.
-_ACTIVATIONS = {
-    "DetrForObjectDetection": "softmax",
-    "YolosForObjectDetection": "softmax",
-    "RTDetrForObjectDetection": "sigmoid",
+
+@dataclass(frozen=True)
+class _Scores:
+    """How scores are made of logits.
+
+    candidates: how many pairs of a query and a label are looked at, of models with sigmoids; None: as many as queries.
+    """
+
+    activation: str
+    candidates: int | None = None
+
+
+# A softmax over labels and "no object", the last class; or, of models that were trained with a focal loss, a sigmoid
+# for each label.
+_SOFTMAX, _SIGMOID, _SIGMOID_OF_100 = _Scores("softmax"), _Scores("sigmoid"), _Scores("sigmoid", 100)
+_SCORES = {
+    "DetrForObjectDetection": _SOFTMAX,
+    "TableTransformerForObjectDetection": _SOFTMAX,
+    "YolosForObjectDetection": _SOFTMAX,
+    "RTDetrForObjectDetection": _SIGMOID,
+    "RTDetrV2ForObjectDetection": _SIGMOID,
+    "DFineForObjectDetection": _SIGMOID,
+    "ConditionalDetrForObjectDetection": _SIGMOID_OF_100,
+    "DabDetrForObjectDetection": _SIGMOID_OF_100,
 }
-DETECTORS = tuple(_ACTIVATIONS)
+DETECTORS = tuple(_SCORES)
 _SMALLEST = 64  # pixels of a side: backbones halve it five times
 
 
@@ -78,5 +97,8 @@ def write_object_detection(source: Source) -> Made:
         shape = (3, min(8 * _SMALLEST, longest) // 32 * 32, min(6 * _SMALLEST, longest - 32) // 32 * 32)
     example = torch.randn(2, *shape, generator=torch.Generator().manual_seed(0))
     method = {"model": Detections(source.model), "args": (example,), "dynamic_shapes": (axes,)}
-    section = {"labels": source.labels(), "image_steps": steps, "activation": _ACTIVATIONS[source.architecture]}
+    scores = _SCORES[source.architecture]
+    section = {"labels": source.labels(), "image_steps": steps, "activation": scores.activation}
+    if scores.candidates is not None:
+        section["candidates"] = scores.candidates
     return Made({"forward": method}, section)
