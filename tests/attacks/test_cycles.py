@@ -30,9 +30,25 @@ def real(request: pytest.FixtureRequest) -> pathlib.Path:
     return compiled(MODELS, request.param)
 
 
+_others: set[str] = set()
+
+
+@pytest.fixture(autouse=True)
+def open_before() -> None:
+    """Libraries that other tests of the process keep open do not count."""
+    _others.clear()
+    _others.update(mappings())
+
+
+def mappings() -> list[str]:
+    """Lines about model libraries, with their addresses and inodes."""
+    lines = pathlib.Path("/proc/self/maps").read_text().splitlines()
+    return [line for line in lines if "untorch-model" in line]
+
+
 def libraries() -> int:
-    """Mappings of model libraries."""
-    return pathlib.Path("/proc/self/maps").read_text().count("untorch-model")
+    """Mappings of model libraries that the test opened."""
+    return sum(line not in _others for line in mappings())
 
 
 def call(program: untorch.Program | untorch.Session, rows: np.ndarray = ROWS) -> np.ndarray:
