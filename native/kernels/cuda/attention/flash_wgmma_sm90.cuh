@@ -40,17 +40,27 @@ struct WgmmaOperands {
 // A row block of a head.
 struct WgmmaWork {
   int batch, head, row;
-  int tiles;       // of keys, from 0 on
-  int full_tiles;  // those that every row sees whole
+  int tiles;  // of keys, from 0 on
 };
+
+// Rows [first, last] see keys from 0 on: so many tiles, and so many that every row sees whole.
+template <class Tile>
+__device__ __forceinline__ KeyTiles key_tiles(const Attention& p, int first, int last) {
+  const int shift = p.bottom_right ? p.keys - p.queries : 0;
+  const int end = p.right < 0 ? p.keys : min(p.keys, last + shift + p.right + 1);
+  const int whole = p.right < 0 ? p.keys : min(p.keys, first + shift + p.right + 1);
+  return {0, (max(0, end) + Tile::kKeys - 1) / Tile::kKeys, 0, max(0, whole) / Tile::kKeys, 0};
+}
 
 // Row block `step` of the CTA; false when there is none left. Paired items are a long and a short row block of a head,
 // so that causal items cost the same. work.row -1: the middle block, which has no partner.
 template <class Tile>
 __device__ __forceinline__ bool locate_work(const Attention& p, const WgmmaAttentionPlan& plan, int step,
                                             WgmmaWork& work) {
-  const int round = plan.paired ? step / 2 : step;
-  const int item = round * static_cast<int>(gridDim.x) + static_cast<int>(blockIdx.x);
+  // A row block in the middle costs half of a pair: a CTA has another place of the heads in every round.
+  const int ctas = static_cast<int>(gridDim.x), round = plan.paired ? step / 2 : step;
+  const bool rotates = plan.paired && plan.row_blocks % 2 != 0;
+  const int item = round * ctas + (static_cast<int>(blockIdx.x) + (rotates ? round : 0)) % ctas;
   if (item >= plan.items) return false;
   int slot, block;
   if (plan.paired) {
@@ -70,12 +80,7 @@ __device__ __forceinline__ bool locate_work(const Attention& p, const WgmmaAtten
   }
   work.batch = slot / p.heads, work.head = slot - work.batch * p.heads;
   work.row = (plan.row_blocks - 1 - block) * Tile::kRows;
-  const int shift = p.bottom_right ? p.keys - p.queries : 0;
-  const int first = work.row + shift, last = min(work.row + Tile::kRows, p.queries) - 1 + shift;
-  const int end = p.right < 0 ? p.keys : min(p.keys, last + p.right + 1);
-  const int whole = p.right < 0 ? p.keys : min(p.keys, first + p.right + 1);
-  work.tiles = (max(0, end) + Tile::kKeys - 1) / Tile::kKeys;
-  work.full_tiles = max(0, whole) / Tile::kKeys;
+  work.tiles = key_tiles<Tile>(p, work.row, min(work.row + Tile::kRows, p.queries) - 1).end;
   return true;
 }
 
@@ -171,7 +176,17 @@ __device__ __forceinline__ void consume_tiles(const Attention& p, const WgmmaAtt
 #pragma unroll
     for (int i = 0; i < Tile::kWidth / 2; ++i) out[i] = 0;
     if (work.tiles > 0) {
-      consumer.template attend<false>({0, work.tiles, 0, work.full_tiles}, rows, out, [] {});
+      // Where a row block is longer than a tile, a warpgroup's rows may see fewer tiles, or there are none.
+      constexpr bool apart = Tile::kRows > Tile::kKeys;
+      const int first = work.row + (apart ? warpgroup * 64 : 0);
+      const int last = min(first + (apart ? 64 : Tile::kRows), p.queries) - 1;
+      KeyTiles tiles = key_tiles<Tile>(p, first, last);
+      if (apart) tiles.block_end = work.tiles;
+      if (apart && (first > last || tiles.end == 0)) {
+        consumer.skip(work.tiles);
+      } else {
+        consumer.template attend<false>(tiles, rows, out, [] {});
+      }
     }
     store_rows<Tile>(p, plan, work, row, out, rows);
   }

@@ -184,9 +184,10 @@ __device__ __forceinline__ float row_total(const SoftmaxRows& rows, int half) {
   return total;
 }
 
-// Tiles of keys that a row block reads, and those of them that every row sees whole.
+// Tiles of keys that a warpgroup's rows read, and those of them that every row sees whole. Between end and block_end
+// lie tiles that other warpgroups of the row block read.
 struct KeyTiles {
-  int begin, end, full_begin, full_end;
+  int begin, end, full_begin, full_end, block_end = 0;
 };
 
 // Where a consumer warpgroup is in the rings, and its turn.
@@ -214,6 +215,32 @@ struct WgmmaConsumer {
     queries.advance();
   }
 
+  // In the place of attend(), for a warpgroup that sees none of the row block's tiles.
+  __device__ __forceinline__ void skip(int tiles) {
+    for (int tile = 0; tile < tiles; ++tile) skip_tile(tile > 0);
+    skip();
+  }
+
+  // A tile that the warpgroup does not see. A row block has a turn less than tiles.
+  __device__ __forceinline__ void skip_tile(bool has_turn) {
+    const bool arrives = (threadIdx.x & 31) == 0;
+    mbarrier_wait(shared.key_full(keys.stage), keys.parity);
+    if (arrives) mbarrier_arrive(shared.key_empty(keys.stage));
+    keys.advance();
+    if (has_turn) {
+      named_barrier_sync(my_turn(), kTurnThreads);
+      named_barrier_arrive(next_turn(), kTurnThreads);
+    }
+    mbarrier_wait(shared.value_full(values.stage), values.parity);
+    if (arrives) mbarrier_arrive(shared.value_empty(values.stage));
+    values.advance();
+  }
+
+  __device__ __forceinline__ int my_turn() const { return 1 + warpgroup; }
+  __device__ __forceinline__ int next_turn() const {
+    return 1 + (warpgroup == Tile::kWarpgroups - 1 ? 0 : warpgroup + 1);
+  }
+
   // Attends over the tiles, of which there is one at least, from the last to the first: the unnormalised result goes to
   // out, which is 0 before. prepare(): before the values of the last tile are read.
   template <bool HasWindow, class Prepare>
@@ -221,7 +248,6 @@ struct WgmmaConsumer {
                                          Prepare&& prepare) {
     using T = typename Tile::T;
     const int lane = static_cast<int>(threadIdx.x) & 31;
-    const int my_turn = 1 + warpgroup, next_turn = 1 + (warpgroup == Tile::kWarpgroups - 1 ? 0 : warpgroup + 1);
     const int begin = HasWindow ? tiles.begin : 0, full_begin = HasWindow ? tiles.full_begin : 0;
     float score[Tile::kKeys / 2];
     std::uint32_t weights[Tile::kKeys / 4];
@@ -257,6 +283,8 @@ struct WgmmaConsumer {
     };
 
     float fade[2];
+#pragma unroll 1
+    for (int tile = tiles.block_end; tile > tiles.end; --tile) skip_tile(true);
     queries.make_uniform();
     mbarrier_wait(shared.query_full(queries.stage), queries.parity);
     mbarrier_wait(shared.key_full(keys.stage), keys.parity);
@@ -276,13 +304,13 @@ struct WgmmaConsumer {
       mbarrier_wait(shared.key_full(keys.stage), keys.parity);
       fence_registers(out);
       fence_registers(weights);
-      named_barrier_sync(my_turn, kTurnThreads);
+      named_barrier_sync(my_turn(), kTurnThreads);
       wgmma_fence();
       issue_scores();
       mbarrier_wait(shared.value_full(values.stage), values.parity);
       wgmma_fence();
       issue_output();
-      named_barrier_arrive(next_turn, kTurnThreads);
+      named_barrier_arrive(next_turn(), kTurnThreads);
       wgmma_wait_group<1>();
       fence_registers(score);
       release(shared.key_empty(keys.stage));

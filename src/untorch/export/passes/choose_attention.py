@@ -36,10 +36,10 @@ _MAX_WIDTH = 256
 _MAX_FLOAT32_WIDTH = 128  # above, the runtime's kernel, which splits the keys, is the faster one
 _MAX_RUNTIME_WIDTH = 512  # kMaxAttentionWidth
 _DTYPES = (torch.float16, torch.bfloat16, torch.float32)
-# Where the runtime's kernel was measured to be faster than Triton's: more queries, and heads at least so wide, wider
-# when causal.
-_FEW_QUERIES = 256
-_WGMMA_WIDTH, _CAUSAL_WGMMA_WIDTH = 64, 96
+# Where the runtime's kernel was measured to be faster than Triton's: heads at least so wide, and more queries; of narrow
+# causal heads many more.
+_WGMMA_WIDTH, _NARROW = 64, 96
+_FEW_QUERIES, _FEW_NARROW_CAUSAL = 256, 1024
 
 
 @dataclass(frozen=True)
@@ -274,10 +274,9 @@ def _takes_wgmma(call: _Call) -> bool:
     q = _value(call.q)
     if q.dtype == torch.float32 or call.mask is not None or not (call.scale is None or call.scale > 0):
         return False
-    narrowest = _CAUSAL_WGMMA_WIDTH if call.causal else _WGMMA_WIDTH
-    if max(q.shape[-1], _value(call.v).shape[-1]) < narrowest:
-        return False
-    return not statically_known_true(q.shape[-2] <= _FEW_QUERIES)
+    width = max(q.shape[-1], _value(call.v).shape[-1])
+    few = _FEW_NARROW_CAUSAL if call.causal and width < _NARROW else _FEW_QUERIES
+    return bool(width >= _WGMMA_WIDTH) and not statically_known_true(q.shape[-2] <= few)
 
 
 def _replace_by_triton(graph: fx.Graph, node: fx.Node, call: _Call) -> None:
