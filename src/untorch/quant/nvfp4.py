@@ -20,7 +20,7 @@ from untorch.ops.nvfp4_layout import (
     pack_nvfp4,
     rows_of_global_scale,
 )
-from untorch.quant.methods import chunks
+from untorch.quant.methods import chunks, is_finite
 from untorch.runtime.errors import InvalidArgumentError
 
 __all__ = ["NVFP4_METHODS", "NVFP4Weight", "concatenate_nvfp4", "nvfp4_error", "quantize_nvfp4", "reconcile_nvfp4"]
@@ -73,7 +73,7 @@ def quantize_nvfp4(
             f"quantize_nvfp4: weight: expected float32, bfloat16 or float16 [..., n, k], got "
             f"{str(weight.dtype).removeprefix('torch.')} {list(weight.shape)}"
         )
-    if not bool(torch.isfinite(weight).all()):
+    if not is_finite(weight):
         raise InvalidArgumentError("quantize_nvfp4: weight: it has values that are not finite")
     *batch, n, k = weight.shape
     scale = _global_scale(weight) if global_scale is None else _given(global_scale, tuple(batch), weight.device)

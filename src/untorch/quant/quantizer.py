@@ -12,6 +12,7 @@ from torch import nn
 
 from untorch.quant.embedding import QuantizedEmbedding
 from untorch.quant.experts import obstacle
+from untorch.quant.methods import is_finite
 from untorch.quant.modules import module_nbytes, replace_modules
 from untorch.quant.report import LayerReport, QuantizationReport
 from untorch.quant.schemes import QuantizedLinear, QuantizedTensors, Target, make_scheme
@@ -180,7 +181,7 @@ class Quantizer:
         key = swiglu_of(experts), *(tensor_key(tensor) for tensor in given.values())
         if key not in self._experts:
             for field, tensor in given.items():
-                if not bool(torch.isfinite(tensor).all()):
+                if not is_finite(tensor):
                     raise InvalidArgumentError(f"quantize: {names[0]}: its {field} has values that are not finite")
             made = self._scheme.experts(names[0], experts, self._device)
             reports = []
@@ -212,7 +213,7 @@ class Quantizer:
         there = weight if self._device is None else weight.to(self._device)
         if factor is not None:
             there = there.float() * factor.to(there.device)
-        if not bool(torch.isfinite(there).all()):
+        if not is_finite(there):
             raise InvalidArgumentError(f"quantize: {name}: its weight has values that are not finite")
         made = self._scheme.quantize(there)
         tensors = tuple(self._keep(tensor.to(weight.device)) for tensor in made.tensors)
