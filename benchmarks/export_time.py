@@ -1,4 +1,6 @@
-"""How long an export takes: ``untorch.export.export`` beside torch's own, for CPUs. Needs torch and torchvision.
+"""How long an export takes: ``untorch.export.export`` beside torch's own. Needs torch and torchvision.
+
+``--device cuda`` is for the GPU of this machine, with models of gpu_zoo.py; ``--models`` names some.
 
 Each export is a process of its own, whose imports and model are not counted; contestants alternate. A round begins with
 empty caches, which the first model fills (precompiled headers of torch's, an object of ours): its row says so.
@@ -6,8 +8,10 @@ empty caches, which the first model fills (precompiled headers of torch's, an ob
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
+import pathlib
 import resource
 import shutil
 import statistics
@@ -17,23 +21,34 @@ import tempfile
 import time
 from typing import Any
 
-from common import ROOT, Report, Table, arguments
+from common import RESULTS, ROOT, WORK, Report, Table
 
 LABELS = {"untorch": "untorch", "torch": "torch.export and aoti_compile_and_package"}
 # The first fills the caches; its second export is the small model's.
 FIRST = "mlp"
-MODELS = (
-    "resnet50", "mobilenet_v3_large", "swin_t", "segformer_b0", "bert_base", "t5_small_encoder", "gpt2", "llama_135m",
-    "whisper_tiny_encoder",
-)  # fmt: skip
+MODELS = {
+    "cpu": (
+        "resnet50", "mobilenet_v3_large", "swin_t", "segformer_b0", "bert_base", "t5_small_encoder", "gpt2",
+        "llama_135m", "whisper_tiny_encoder",
+    ),
+    "cuda": ("resnet50", "mobilenet_v3_large", "bert_base", "whisper_encoder", "qwen3_0_6b", "qwen3_8b"),
+}  # fmt: skip
 
 
-def export_once(contestant: str, model: str, folder: str) -> dict[str, float]:
+def export_once(contestant: str, model: str, folder: str, device: str) -> dict[str, float]:
     """Seconds, and CPU seconds with the compilers', in a fresh process that keeps its caches in ``folder``."""
     environment = os.environ | {"TORCHINDUCTOR_CACHE_DIR": f"{folder}/torch", "UNTORCH_CACHE": f"{folder}/untorch"}
     for name in ("UNTORCH_HEADERS", "CXX"):
         environment.pop(name, None)
-    command = [sys.executable, str(ROOT / "benchmarks" / "export_time.py"), "--child", contestant, model, folder]
+    command = [
+        sys.executable,
+        str(ROOT / "benchmarks" / "export_time.py"),
+        "--child",
+        contestant,
+        model,
+        folder,
+        device,
+    ]
     done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False, env=environment)
     if done.returncode != 0:
         raise SystemExit(f"{model}, {contestant}: its process ended with exit code {done.returncode}")
@@ -41,16 +56,41 @@ def export_once(contestant: str, model: str, folder: str) -> dict[str, float]:
     return result
 
 
-def child(contestant: str, name: str, folder: str) -> None:
-    """One export, with its time on the last line of the output."""
+def load(name: str, device: str) -> tuple[Any, Any]:
+    """The model and its example inputs on the device."""
     import torch
-    from cpu_zoo import load_model
 
     if name == FIRST:
         layers = torch.nn.Sequential(torch.nn.Linear(64, 256), torch.nn.ReLU(), torch.nn.Linear(256, 64))
-        model, example = layers.eval(), (torch.randn(8, 64),)
-    else:
-        model, example = load_model(name)
+        return layers.eval().to(device), (torch.randn(8, 64, device=device),)
+    if device == "cpu":
+        from cpu_zoo import load_model
+
+        return load_model(name)
+    if name != "qwen3_8b":
+        from gpu_models import example
+
+        return example(name, "float32" if name in MODELS["cuda"][:2] else "bfloat16")
+    from gpu_common import random_language_model
+    from gpu_llm import SIZES
+
+    class Logits(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.model = random_language_model(*SIZES["qwen3-8b"])
+
+        def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+            logits: torch.Tensor = self.model(tokens, use_cache=False).logits
+            return logits
+
+    return Logits().eval().requires_grad_(False).cuda(), (torch.arange(256, device="cuda")[None],)
+
+
+def child(contestant: str, name: str, folder: str, device: str) -> None:
+    """One export, with its time on the last line of the output."""
+    import torch
+
+    model, example = load(name, device)
     path = f"{folder}/{contestant}.pt2"
     if contestant == "untorch":
         from untorch.export import export
@@ -58,13 +98,14 @@ def child(contestant: str, name: str, folder: str) -> None:
         import torch._inductor
     begin, used = time.perf_counter(), cpu_seconds()
     if contestant == "untorch":
-        export(model, example, path, progress=False)
+        export(model, example, path, device=device, progress=False)
     else:
         with torch.no_grad():
             program = torch.export.export(model, example)
             torch._inductor.aoti_compile_and_package(program, package_path=path)
     seconds = time.perf_counter() - begin
     print(json.dumps({"seconds": seconds, "cpu": cpu_seconds() - used, "bytes": os.path.getsize(path)}))
+    os.unlink(path)
 
 
 def cpu_seconds() -> float:
@@ -74,9 +115,22 @@ def cpu_seconds() -> float:
 
 
 def main() -> None:
-    options = arguments(__doc__)
-    report = Report("export_time", options.quick)
-    rounds, models = (1, MODELS[:1]) if options.quick else (3, MODELS)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--device", choices=tuple(MODELS), default="cpu")
+    parser.add_argument("--models", nargs="*", help="those alone")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--quick", action="store_true", help="one round of the first model")
+    parser.add_argument("--output", type=pathlib.Path, help="folder of the JSON file")
+    options = parser.parse_args()
+    output = options.output or (WORK / "results" if options.quick else RESULTS)
+    title = "export_time" if options.device == "cpu" else "gpu_export_time"
+    report = Report(title, options.quick)
+    if options.device == "cuda":
+        from gpu_common import describe_gpu
+
+        describe_gpu(report)
+    models = options.models or MODELS[options.device]
+    rounds, models = (1, models[:1]) if options.quick else (options.rounds, models)
     cases = [(f"{FIRST}, caches empty", FIRST), (FIRST, FIRST), *((model, model) for model in models)]
     results: dict[str, dict[str, list[dict[str, float]]]] = {case: {key: [] for key in LABELS} for case, _ in cases}
     for _ in range(rounds):
@@ -84,7 +138,7 @@ def main() -> None:
         try:
             for case, model in cases:
                 for key, folder in folders.items():
-                    results[case][key].append(export_once(key, model, folder))
+                    results[case][key].append(export_once(key, model, folder, options.device))
         finally:
             for folder in folders.values():
                 shutil.rmtree(folder)
@@ -100,8 +154,8 @@ def main() -> None:
     note = (
         f"Seconds of an export, median of {rounds} (CPU seconds, with the compiler's). Last column: higher is better."
     )
-    report.tables["export_time"] = Table(["Model", *LABELS.values(), "torch's : untorch's"], rows, note)
-    report.write(options.output)
+    report.tables[title] = Table(["Model", *LABELS.values(), "torch's : untorch's"], rows, note)
+    report.write(output)
 
 
 if __name__ == "__main__":

@@ -8,6 +8,9 @@ one process, on one stream, alternately; outputs are compared with eager's. A ca
 With several GPUs the models are spread over them. ``--stage build`` and ``--stage measure`` do one half each; what was
 measured before is kept beside the packages, and goes into the report with the rest. A run replaces its rows in the JSON
 file, and each row says its GPU: numbers of one row are of one process.
+
+``--stage compile`` adds torch.compile to rows of the same kind of GPU that lack it, from processes of its own: all
+compile at once, then each measures alone.
 """
 
 from __future__ import annotations
@@ -15,6 +18,7 @@ from __future__ import annotations
 import argparse
 import concurrent.futures
 import contextlib
+import fcntl
 import json
 import math
 import os
@@ -194,6 +198,50 @@ def measure(name: str, dtype: str, kinds: list[str], seconds: float) -> dict[str
     return result
 
 
+def measure_compiled(name: str, dtype: str, seconds: float) -> dict[str, Any]:
+    """Median seconds of a call of torch.compile's, when no process compiles any more."""
+    import torch
+
+    PACKAGES.mkdir(parents=True, exist_ok=True)
+    model, args = example(name, dtype)
+    gpu = torch.cuda.get_device_name().removeprefix("NVIDIA ").split()[0]
+    result: dict[str, Any] = {"gpu": gpu, "date": time.strftime("%Y-%m-%d", time.gmtime())}
+    with (PACKAGES / "compile.lock").open("a") as lock, torch.no_grad(), torch.cuda.stream(torch.cuda.Stream()):
+        fcntl.flock(lock, fcntl.LOCK_SH)
+        try:
+            expected = model(*args)
+            made = torch.compile(model, mode="reduce-overhead")
+            result["difference"] = difference(made(*args), expected)
+            for _ in range(5):
+                made(*args)
+            torch.cuda.synchronize()
+        except Exception as error:
+            return result | {"error": f"{type(error).__name__}: {str(error)[:600]}"}
+        fcntl.flock(lock, fcntl.LOCK_UN)
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        wait = torch.cuda.current_stream().synchronize
+        return result | {"times": alternate({"compiled": lambda: made(*args)}, wait, seconds)["compiled"]}
+
+
+def with_compiled(measured: list[dict[str, Any]], compiled: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The rows, with torch.compile's time on the same kind of GPU where they have none."""
+    found = {(entry["name"], entry["dtype"], entry.get("gpu")): entry for entry in compiled}
+    rows = []
+    for row in measured:
+        entry = found.get((row["name"], row["dtype"], row.get("gpu")))
+        if entry is None or "compiled" in row.get("times", {}):
+            rows.append(row)
+            continue
+        row = {**row, "compiled_apart": entry["date"]}
+        if "times" in entry:
+            row["times"] = {**row["times"], "compiled": entry["times"]}
+            row["differences"] = {**row["differences"], "compiled": entry["difference"]}
+        else:
+            row["errors"] = {**row["errors"], "compiled": entry.get("error") or entry.get("failed")}
+        rows.append(row)
+    return rows
+
+
 def alternate(
     calls: dict[str, Callable[[], Any]], wait: Callable[[], object], seconds: float
 ) -> dict[str, dict[str, float]]:
@@ -228,6 +276,8 @@ def run_child(request: dict[str, Any]) -> None:
                 values = warm_up()
             elif request["do"] == "build":
                 values = build(name, dtype, "compiled" in request["kinds"])
+            elif request["do"] == "compile":
+                values = measure_compiled(name, dtype, request["seconds"])
             else:
                 values = measure(name, dtype, request["kinds"], request["seconds"])
         except Exception:
@@ -396,7 +446,7 @@ def main() -> None:
     parser.add_argument("--builders", type=int, default=5, help="models that are compiled at a time")
     parser.add_argument("--seconds", type=float, default=1.0, help="of measuring for each contestant")
     parser.add_argument("--limit", type=float, default=600.0, help="seconds in which a model is built or measured")
-    parser.add_argument("--stage", choices=("build", "measure"), help="that half alone")
+    parser.add_argument("--stage", choices=("build", "measure", "compile"), help="that part alone")
     parser.add_argument("--output", type=pathlib.Path, default=RESULTS, help="folder of the JSON file")
     options = parser.parse_args()
     from gpu_zoo import MODELS
@@ -404,6 +454,15 @@ def main() -> None:
     names = options.models or list(MODELS)
     wanted = [(name, dtype) for dtype in options.dtypes for name in names]
     kinds = {"kinds": options.contestants, "seconds": options.seconds}
+    if options.stage == "compile":
+        gpus = visible_gpus()
+        with concurrent.futures.ThreadPoolExecutor(options.builders) as pool:
+            for i, key in enumerate(wanted):
+                pool.submit(ask, {"do": "compile", "models": [key], **kinds}, options.limit, gpus[i % len(gpus)])
+        file = options.output / "gpu_models.json"
+        before = json.loads(file.read_text())["values"]
+        report_of(before["built"], with_compiled(before["measured"], known("compile", wanted))).write(options.output)
+        return
     if options.stage != "measure":
         missing = [key for key in wanted if not all(package(*key, kind).exists() for kind in KINDS)]
         if missing:
