@@ -248,6 +248,7 @@ def test_heads_that_triton_does_not_take(dtype: torch.dtype, kind: str, tmp_path
     q, k = (torch.randn(2, 3, n, 320, device="cuda", generator=generator).to(dtype) for n in (9, 33))
     mask = None if kind == "causal" else mask_of(kind, (2, 3, 9, 33), dtype, generator)
     if mask is not None:
+        mask = mask.contiguous()
         mask[:, :, 0] = True if mask.dtype == torch.bool else 0.0  # PyTorch's operators do not agree about no keys
     model, args = WideHeads(kind == "causal"), (q, k) if mask is None else (q, k, mask)
     expected = model(*args).float()
