@@ -64,9 +64,6 @@ class ArchiveWriter:
         self.path = Path(path)
         self.root = "model"
         self.on_bytes: Callable[[int], None] | None = None  # told of every part that is written
-        self._names: dict[str, tuple[int, int]] = {}  # size and checksum
-        self._digests: dict[str, dict[str, str]] = {"entries": {}, "blocks": {}}
-        self._serialization = hashlib.sha256()
         directory = self.path.parent
         if not directory.is_dir():
             text = f"cannot write {self.path}: the directory {directory} does not exist"
@@ -79,14 +76,31 @@ class ArchiveWriter:
             raise file_error(f"cannot write {self.path}: {error.strerror}", error.errno, str(self.path)) from error
         self._temporary = Path(temporary)
         self._file = os.fdopen(descriptor, "w+b")
+        self._begin()
+
+    def _begin(self) -> None:
+        self._names: dict[str, tuple[int, int]] = {}  # size and checksum
+        self._digests: dict[str, dict[str, str]] = {"entries": {}, "blocks": {}}
+        self._serialization = hashlib.sha256()
         self._zip = zipfile.ZipFile(self._file, "w", zipfile.ZIP_STORED, allowZip64=True, strict_timestamps=True)
 
     def __enter__(self) -> ArchiveWriter:
+        self._write_versions()
+        return self
+
+    def _write_versions(self) -> None:
         self.write("archive_format", b"pt2")
         self.write("archive_version", b"0")
         self.write("byteorder", b"little")
         self.write(".data/version", b"6\n")
-        return self
+
+    def restart(self) -> None:
+        """Take back all entries."""
+        self._zip.close()
+        self._file.seek(0)
+        self._file.truncate()
+        self._begin()
+        self._write_versions()
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -100,8 +114,11 @@ class ArchiveWriter:
         else:
             self.abort()
 
-    def write(self, name: str, data: bytes | bytearray | memoryview) -> None:
-        """Add the entry ``name``, relative to the top folder."""
+    def write(self, name: str, data: bytes | bytearray | memoryview, digest: str | None = None) -> None:
+        """Add the entry ``name``, relative to the top folder.
+
+        digest: the blocks' digests of a weight of several blocks, where they are known.
+        """
         if name in self._names:
             raise ValueError(f"the archive already has an entry {name!r}")
         if problem := _name_problem(name):
@@ -123,7 +140,7 @@ class ArchiveWriter:
                     self.on_bytes(len(part))
         self._names[name] = (len(view), info.CRC)
         if name.startswith(_WEIGHTS) and len(view) > BLOCK_BYTES:
-            self._digests["blocks"][name] = _core.sha256(view, BLOCK_BYTES)
+            self._digests["blocks"][name] = digest or _core.sha256(view, BLOCK_BYTES)
         else:
             self._digests["entries"][name] = _core.sha256(view)
         self._serialization.update(f"{name}\0{info.CRC}\0{len(view)}\0".encode())

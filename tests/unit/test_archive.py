@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from untorch import _core
-from untorch.archive import ALIGNMENT, FORMAT_VERSION, MANIFEST, ArchiveReader, ArchiveWriter
+from untorch.archive import ALIGNMENT, BLOCK_BYTES, FORMAT_VERSION, MANIFEST, ArchiveReader, ArchiveWriter
 from untorch.runtime.errors import InvalidFileError, UnsupportedError
 
 
@@ -74,6 +74,26 @@ def test_a_failure_keeps_the_old_file_and_leaves_nothing(tmp_path: Path) -> None
         fail()
     assert path.read_bytes() == old
     assert [p.name for p in tmp_path.iterdir()] == ["m.pt2"]
+
+
+def test_what_was_written_is_taken_back(tmp_path: Path) -> None:
+    expected = write(tmp_path / "m.pt2", x=b"new").read_bytes()
+    with ArchiveWriter(tmp_path / "again.pt2") as writer:
+        writer.write("x", b"old" * 1000)
+        writer.write("y", b"old")
+        writer.restart()
+        writer.write("x", b"new")
+    assert (tmp_path / "again.pt2").read_bytes() == expected
+
+
+def test_digests_that_are_known(tmp_path: Path) -> None:
+    data = bytes(BLOCK_BYTES + 1)
+    digest = _core.sha256(data, BLOCK_BYTES)
+    for name, known in (("a", None), ("b", digest)):
+        with UncheckedWriter(tmp_path / f"{name}.pt2") as writer:
+            writer.write("data/weights/weight_0", data, known)
+            writer.write_manifest({})
+    assert (tmp_path / "a.pt2").read_bytes() == (tmp_path / "b.pt2").read_bytes()
 
 
 def test_zip64_entry(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

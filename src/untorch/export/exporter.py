@@ -6,7 +6,8 @@ import contextlib
 import os
 import warnings
 from collections import deque
-from collections.abc import Generator, Iterable, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -110,21 +111,36 @@ def export(
     return write_package(requests, target_path, device, arch, resolved)
 
 
-def _compile_methods(
-    traced: Sequence[Method], folder: Path, progress: Progress
-) -> Generator[tuple[str, Method, list[dict[str, Any]]], None, None]:
-    """The methods in turn, compiled, with their folders' names in the archive and their quantised weights.
+@dataclass(frozen=True)
+class _Placed:
+    """A compiled method, the name of its folder in the archive, and what the manifest says of quantised weights."""
 
-    Those that are compiled beside this process are as many at a time as there are cores.
+    method: Method
+    place: str
+    quantized_weights: list[dict[str, Any]]
+
+
+def _compile_methods(
+    traced: Sequence[Method], folder: Path, progress: Progress, meanwhile: Callable[[], None]
+) -> Generator[_Placed, None, None]:
+    """The methods in turn, compiled.
+
+    Those that are compiled beside this process are as many at a time as there are cores. ``meanwhile`` is called once,
+    before the first is waited for.
     """
     most = min(len(os.sched_getaffinity(0)), _MOST_AT_A_TIME)
     names: set[str] = set()
     running: deque[tuple[str, Compilation, list[dict[str, Any]]]] = deque()
+    waited = False
 
-    def first() -> tuple[str, Method, list[dict[str, Any]]]:
+    def first() -> _Placed:
+        nonlocal waited
+        if not waited:
+            waited = True
+            meanwhile()
         place, begun, quantized_weights = running.popleft()
         begun.finish()
-        return place, begun.method, quantized_weights
+        return _Placed(begun.method, place, quantized_weights)
 
     try:
         for method in traced:
@@ -150,10 +166,12 @@ def write_package(
     resolved: ExportOptions,
     sections: Mapping[str, Any] | None = None,
     files: Mapping[str, bytes] | None = None,
+    checks: Sequence[Callable[[], None]] = (),
 ) -> ExportReport:
     """What ``export`` does once its arguments are read. Raises the same.
 
-    sections: further members of the manifest. files: further entries of the archive, by name.
+    sections: further members of the manifest. files: further entries of the archive, by name. checks: are called
+    while methods are compiled beside this process; what they raise ends the export.
     """
     wanted = resolved.quantize_methods([request.method.name for request in requests])
     planned = plan_methods(requests, device, arch, resolved)
@@ -176,34 +194,35 @@ def write_package(
         movers = Movers()
         traced = trace_methods((movers.move(method, progress) for method in quantised), progress)
         share_buffers(traced)
+
+        def meanwhile() -> None:
+            """Checks, and writes what is known of the file, while others compile."""
+            with ThreadPoolExecutor(1) as pool:
+                checked = pool.submit(_call_beside, checks, len(traced)) if checks else None
+                # The order of weights depends neither on the number of cores nor on how long a method takes.
+                if traced[0].target.compiles_beside:
+                    store.add_early(traced[0].module)
+                if store.files:
+                    with progress.bar("write weights", store.nbytes) as writer.on_bytes:
+                        _write_weights(writer, store)
+                if checked is not None:
+                    with progress.step("check"):
+                        checked.result()
+
         entries: dict[str, Any] = {}
-        places: list[str] = []  # the methods' folders in the archive
-        for place, method, quantized_weights in stack.enter_context(
-            contextlib.closing(_compile_methods(traced, folder, progress))
-        ):
-            is_variant = place != method.name
-            places.append(place)
-            quantized_weights = describe_repacked(describe_merged(quantized_weights, method), method)
-            quantized_weights += describe_convolutions(method)
-            compiled = method.compiled
-            constants, storages = store.add_method(
-                compiled.constants, compiled.produced.tensors, compiled.mutations.attributes, method.target.device,
-                compiled.produced.on_gpu,
-            )  # fmt: skip
-            buffers.add_method(method.name, method.target.device, constants, storages, method.target.code_name)
-            code = _code_entry(places[-1], method, constants)
-            if is_variant:
-                if method.target.device == "cpu":
-                    code["cpu"] = _cpu_entry(method)
-                entries[method.name].setdefault("variants", []).append(code)
-                continue
-            entries[method.name] = _method_entry(method, code)
-            if quantized_weights:
-                entries[method.name]["quantization"] = quantized_weights
-        with progress.bar("write", store.nbytes) as writer.on_bytes:
+        placed: list[_Placed] = []
+        for one in stack.enter_context(contextlib.closing(_compile_methods(traced, folder, progress, meanwhile))):
+            _add_method(one, store, buffers, entries)
+            placed.append(one)
+        if store.has_unused:
+            writer.restart()
+            store, buffers, entries = WeightStore(external), MutableBuffers(), {}
+            for one in placed:
+                _add_method(one, store, buffers, entries)
+        with progress.bar("write", sum(len(file.data) for file in store.files)) as writer.on_bytes:
             for name, data in sorted((files or {}).items()):
                 writer.write(name, data)
-            _write(writer, zip(places, traced, strict=True), store, buffers, entries, sections or {})
+            _write(writer, placed, store, buffers, entries, sections or {})
             finished = writer.finish()
         differences: dict[str, list[OutputDifference]] = {}
         if resolved.verify:
@@ -240,6 +259,38 @@ def write_package(
         target_path, target_path.stat().st_size, store.nbytes, reports, progress.seconds, beside,
         external.nbytes if external is not None else 0,
     )  # fmt: skip
+
+
+def _add_method(one: _Placed, store: WeightStore, buffers: MutableBuffers, entries: dict[str, Any]) -> None:
+    """A compiled method's weights go to ``store`` and ``buffers``, the method to the manifest's ``entries``."""
+    method, compiled = one.method, one.method.compiled
+    quantized_weights = describe_repacked(describe_merged(one.quantized_weights, method), method)
+    quantized_weights += describe_convolutions(method)
+    constants, storages = store.add_method(
+        compiled.constants, compiled.produced.tensors, compiled.mutations.attributes, method.target.device,
+        compiled.produced.on_gpu,
+    )  # fmt: skip
+    buffers.add_method(method.name, method.target.device, constants, storages, method.target.code_name)
+    code = _code_entry(one.place, method, constants)
+    if one.place != method.name:  # a variant
+        if method.target.device == "cpu":
+            code["cpu"] = _cpu_entry(method)
+        entries[method.name].setdefault("variants", []).append(code)
+        return
+    entries[method.name] = _method_entry(method, code)
+    if quantized_weights:
+        entries[method.name]["quantization"] = quantized_weights
+
+
+def _call_beside(checks: Sequence[Callable[[], None]], processes: int) -> None:
+    """Calls them with fewer threads: a parallel loop waits for its last one, and the other processes need cores."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(max(1, threads // 2, threads - processes))
+    try:
+        for check in checks:
+            check()
+    finally:
+        torch.set_num_threads(threads)
 
 
 def _common_gpu(methods: Sequence[Method]) -> str | None:
@@ -299,9 +350,15 @@ def _check_verifiable(method: Method, kernels: Iterable[str]) -> None:
         )
 
 
+def _write_weights(writer: ArchiveWriter, store: WeightStore) -> None:
+    """Those that are not written yet."""
+    for file in store.take_files():
+        writer.write(file.name, file.data, file.digest)
+
+
 def _write(
     writer: ArchiveWriter,
-    methods: Iterable[tuple[str, Method]],
+    placed: Iterable[_Placed],
     store: WeightStore,
     buffers: MutableBuffers,
     entries: dict[str, Any],
@@ -309,13 +366,13 @@ def _write(
 ) -> None:
     from untorch import __version__
 
-    for folder, method in methods:
-        for name, data in sorted(method.compiled.files.items()):
-            writer.write(f"data/aotinductor/{folder}/{name}", data)
-        if method.compiled.kernel_calls is not None:
-            writer.write(_calls_entry(folder), method.compiled.kernel_calls)
-    for name, view in store.files:
-        writer.write(name, view)
+    for one in placed:
+        compiled = one.method.compiled
+        for name, data in sorted(compiled.files.items()):
+            writer.write(f"data/aotinductor/{one.place}/{name}", data)
+        if compiled.kernel_calls is not None:
+            writer.write(_calls_entry(one.place), compiled.kernel_calls)
+    _write_weights(writer, store)
     external = store.external.files if store.external is not None else []
     manifest = {
         "format": "untorch",

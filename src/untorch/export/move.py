@@ -47,10 +47,13 @@ class Mover:
     def __init__(self, device: str) -> None:
         self._device = torch.device(device)
         self._there: dict[int, torch.Tensor] = {}
+        self._modules: dict[int, tuple[torch.nn.Module, torch.nn.Module]] = {}  # by id, with the copy
         self._keep: list[torch.Tensor] = []  # the dictionary is by id: those must not be used again
 
     def module(self, name: str, module: torch.nn.Module) -> torch.nn.Module:
         """The module with its parameters and buffers on the GPU; itself, if it has any there already."""
+        if (known := self._modules.get(id(module))) is not None:
+            return known[1]
         own = [*module.parameters(), *module.buffers()]
         if any(tensor.device.type == self._device.type for tensor in own):
             return module
@@ -58,6 +61,7 @@ class Mover:
             self._remember(tensor)
         copied = self._copied(name, module)
         assert isinstance(copied, torch.nn.Module)
+        self._modules[id(module)] = module, copied
         return copied
 
     def program(self, name: str, program: torch.export.ExportedProgram) -> torch.export.ExportedProgram:

@@ -89,22 +89,22 @@ def quantize_methods(
     if wanted and not by_name and not any(_has_layers(method, wanted) for method in methods):
         raise InvalidArgumentError("option quantize: no method has a linear layer")
     quantizers = Quantizers(keep=on_disk)
-    done: dict[str, tuple[nn.Module, QuantizationReport]] = {}  # by name: a method's targets have one model
+    # A method's targets have one model, and so have methods of one model that is quantised alike.
+    done: dict[tuple[object, ...], tuple[nn.Module, QuantizationReport]] = {}
     result = []
     for method in methods:
         options = wanted.get(method.name)
         if options is not None:
             layers_for: Target = target or method.target.device  # type: ignore[assignment]
             _check_method(method, options, layers_for)
-            if method.name not in done:
+            key = id(method.model), id(options), layers_for
+            if key not in done:
                 if isinstance(options, QuantizeRules):
                     sharing = [each for each in methods if wanted.get(each.name) is options]
-                    done[method.name] = _quantize_by_rules(
-                        method, options, sharing, quantizers, progress, device, layers_for
-                    )
+                    done[key] = _quantize_by_rules(method, options, sharing, quantizers, progress, device, layers_for)
                 else:
-                    done[method.name] = _quantize(method, options, quantizers, progress, device, by_name, layers_for)
-            model, report = done[method.name]
+                    done[key] = _quantize(method, options, quantizers, progress, device, by_name, layers_for)
+            model, report = done[key]
             plan = _plan(method, options)
             method = dataclasses.replace(method, model=model, quantization=report, calibration=plan)
         result.append(method)

@@ -18,7 +18,7 @@ from torch.utils._sympy.value_ranges import ValueRanges
 
 from untorch.export.example_sizes import Examples, dynamic_dims
 
-__all__ = ["allow_small_sizes", "input_symbols", "keeps_shapes", "shape_environment", "symbol_names"]
+__all__ = ["allow_small_sizes", "input_symbols", "keeps_shapes", "shape_environment", "symbol_names", "user_inputs"]
 
 _SPECIAL = 2  # torch.export takes dynamic sizes for this, or more
 
@@ -74,7 +74,7 @@ def allow_small_sizes(
         )
 
 
-def _inputs(program: torch.export.ExportedProgram) -> list[Any]:
+def user_inputs(program: torch.export.ExportedProgram) -> list[Any]:
     """What stands for the flat inputs of a call: fake tensors, symbols, constants."""
     values = {node.name: node.meta.get("val") for node in program.graph.nodes if node.op == "placeholder"}
     specs = program.graph_signature.input_specs
@@ -89,7 +89,7 @@ def _sizes(value: Any) -> list[Any]:
 
 def input_symbols(program: torch.export.ExportedProgram) -> list[Any]:
     """The symbols that are sizes of inputs themselves."""
-    found = [expression for value in _inputs(program) for expression in _sizes(value)]
+    found = [expression for value in user_inputs(program) for expression in _sizes(value)]
     return list(dict.fromkeys(expression for expression in found if isinstance(expression, sympy.Symbol)))
 
 
@@ -98,7 +98,7 @@ def _written_minima(program: torch.export.ExportedProgram, model: torch.nn.Modul
     found, _ = dynamic_dims(model, examples.args, examples.kwargs, examples.dynamic_shapes)
     dims = {id(tensor): entries for _, tensor, entries in found}
     kept: set[Any] = set()
-    for value, leaf in zip(_inputs(program), _leaves(examples), strict=True):
+    for value, leaf in zip(user_inputs(program), _leaves(examples), strict=True):
         sizes = _sizes(value)
         for index, dim in dims.get(id(leaf), {}).items():
             least = getattr(getattr(dim, "root", dim), "min", None)
@@ -114,7 +114,7 @@ def _sizes_of_one(program: torch.export.ExportedProgram, examples: Examples | No
     originals = {id(grown): before for before, grown in examples.grown}
     names = symbol_names(program)
     found: dict[Any, str] = {}
-    for value, leaf in zip(_inputs(program), _leaves(examples), strict=True):
+    for value, leaf in zip(user_inputs(program), _leaves(examples), strict=True):
         if (before := originals.get(id(leaf))) is None:
             continue
         for symbol, size in zip(_sizes(value), before.shape, strict=True):
@@ -130,7 +130,7 @@ def _leaves(examples: Examples) -> list[Any]:
 
 def shape_environment(program: torch.export.ExportedProgram) -> Any:
     """What torch knows of the symbols; None where all sizes are static."""
-    for value in _inputs(program):
+    for value in user_inputs(program):
         for size in value.shape if isinstance(value, torch.Tensor) else (value,):
             if isinstance(size, torch.SymInt):
                 return size.node.shape_env
@@ -142,7 +142,7 @@ def symbol_names(program: torch.export.ExportedProgram) -> dict[Any, str]:
     specs = program.graph_signature.input_specs
     names = [getattr(spec.arg, "name", "") for spec in specs if spec.kind == InputKind.USER_INPUT]
     found: dict[Any, str] = {}
-    for name, value in zip(names, _inputs(program), strict=True):
+    for name, value in zip(names, user_inputs(program), strict=True):
         if isinstance(value, torch.SymInt):
             found.setdefault(value.node.expr, name)
         for index, symbol in enumerate(_sizes(value)):

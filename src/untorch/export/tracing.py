@@ -13,11 +13,11 @@ import copy
 import warnings
 from collections.abc import Iterable
 from dataclasses import replace
-from typing import Any
 
 import torch
 from torch import fx
 from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils import _pytree as pytree
 
 from untorch.export.collector import rare_collections
 from untorch.export.coverage import source_line
@@ -25,6 +25,7 @@ from untorch.export.errors import CompileError
 from untorch.export.example_sizes import Examples, double_sizes_of_one
 from untorch.export.explain import explain, wants_strict_mode
 from untorch.export.method import Method, Traced
+from untorch.export.options import ExportOptions
 from untorch.export.passes.report import PassReport
 from untorch.export.patches import (
     checked_conditions,
@@ -40,6 +41,7 @@ from untorch.export.patches import (
 from untorch.export.results import drop_constant_results, plain_results
 from untorch.export.shared_inputs import separate_inputs, warn_of_shared_inputs
 from untorch.export.size_guards import find_size_guards
+from untorch.export.size_hints import describe_dynamic_shapes, with_hints_of
 from untorch.export.small_sizes import allow_small_sizes
 from untorch.export.torch_logs import quiet_logs, recorded_guards
 from untorch.progress import Progress
@@ -50,22 +52,56 @@ __all__ = ["export_program", "refuse_fused_attention", "trace_method", "trace_me
 
 
 def trace_methods(methods: Iterable[Method], progress: Progress) -> list[Method]:
-    """torch.export of each, as ``trace_method``; once for all GPUs that a method is cross-compiled for."""
-    traced: dict[Any, Method] = {}
+    """torch.export of each, as ``trace_method``; once for those that differ in their examples' sizes or their GPU."""
     found: list[Method] = []
     for method in methods:
-        # Compiled beside this process, none changes the symbols that the graphs share.
-        given = method.model, method.args, method.kwargs, method.dynamic_shapes, method.options
-        key = (
-            (*map(id, given), method.target.device, method.target.host) if method.target.compiles_beside else id(method)
-        )
-        if key in traced:
-            first = traced[key].traced
-            method.traced = replace(first, module=_module(first.program), notes=list(first.notes))
+        for first in found:
+            if (traced := _traced_like(first, method)) is not None:
+                method.traced = traced
+                break
         else:
-            traced[key] = trace_method(method, progress)
+            trace_method(method, progress)
         found.append(method)
     return found
+
+
+def _traced_like(first: Method, method: Method) -> Traced | None:
+    """The method's graph from that of ``first``, a method of the same model; None where it has to be traced."""
+    if method.model is not first.model or not _are_equal(method.options, first.options):
+        return None
+    if method.target.device != first.target.device or method.target.host != first.target.host:
+        return None
+    traced = first.traced
+    if method.args is first.args and method.kwargs is first.kwargs and method.dynamic_shapes is first.dynamic_shapes:
+        # Compiled beside this process, none changes the symbols that the graphs share.
+        if not (method.target.compiles_beside and first.target.compiles_beside):
+            return None
+        return replace(traced, module=_module(traced.program), notes=list(traced.notes))
+    if method.target != first.target or method.defers_guards != first.defers_guards or method.args is None:
+        return None
+    if describe_dynamic_shapes(method.dynamic_shapes) != describe_dynamic_shapes(first.dynamic_shapes):
+        return None
+    given, used = (
+        pytree.tree_leaves(tree) for tree in ((first.args, first.kwargs or {}), traced.program.example_inputs)
+    )
+    if len(given) != len(used) or any(a is not b for a, b in zip(given, used, strict=True)):
+        return None  # it was traced with other examples
+    assert isinstance(method.model, torch.nn.Module)
+    if separate_inputs(method.model, method.args, method.kwargs, method.dynamic_shapes)[-1]:
+        return None
+    with method.target.compile_context(), quiet_logs():
+        program = with_hints_of(method.args, method.kwargs, traced.program)
+    if program is None:
+        return None
+    return replace(traced, program=program, module=_module(program), notes=list(traced.notes))
+
+
+def _are_equal(first: ExportOptions, second: ExportOptions) -> bool:
+    """Options may hold tensors, which are equal where they are the same."""
+    try:
+        return first == second
+    except (RuntimeError, ValueError):
+        return False
 
 
 @rare_collections()

@@ -4,21 +4,25 @@ from __future__ import annotations
 
 import ctypes
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch import fx
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from untorch import _core
 from untorch.archive import BLOCK_BYTES
 from untorch.export.errors import CompileError
 from untorch.export.external import ExternalWeights
+from untorch.export.passes.attributes import attribute
 from untorch.export.signature import dtype_name
 
-__all__ = ["Constant", "WeightStore", "parse_constants"]
+__all__ = ["Constant", "WeightFile", "WeightStore", "parse_constants"]
 
 _Span = tuple[int, int]  # where bytes of a storage begin and end
+_LARGE = 1 << 20  # bytes from which a weight is worth to be written early
 
 _INFO = re.compile(r"constants_info_\[(\d+)\]\.(name|original_fqn|from_folded|shape|stride) = (.+);")
 
@@ -64,21 +68,31 @@ def _integers(text: str) -> tuple[int, ...]:
     return tuple(int(part.rstrip("Ll")) for part in text.strip("{} ").split(",") if part.strip())
 
 
+@dataclass(frozen=True)
+class WeightFile:
+    """An entry of the archive: its bytes, and the digests of their blocks where there are several."""
+
+    name: str
+    data: memoryview
+    digest: str | None
+
+
 class WeightStore:
-    """Deduplicates storages by content, dtype and length. ``files`` holds (entry name, bytes) in order.
+    """Deduplicates storages by content, dtype and length. ``files`` holds what is still to be written, in order.
 
     What ``external`` has is an entry alone.
     """
 
     def __init__(self, external: ExternalWeights | None = None) -> None:
         self.external = external
-        self.files: list[tuple[str, memoryview]] = []
+        self.files: list[WeightFile] = []
         self.entries: list[dict[str, Any]] = []
         self._by_content: dict[tuple[str, str, int], int] = {}
         # Methods share storages: each is read, and copied from a GPU, for the first one alone. The reference tells
         # whether the storage is still the one that was read, and keeps its identity from another one.
         self._by_storage: dict[tuple[int, int, int, str], tuple[StorageWeakRef, int]] = {}
         self._keep: list[torch.UntypedStorage] = []
+        self._early: set[int] = set()
 
     @property
     def nbytes(self) -> int:
@@ -130,6 +144,7 @@ class WeightStore:
             key = (pointer, start, length)
             if key not in stored or pointer == 0:
                 stored[key] = self._add(storage, start, length, dtype_name(tensor.dtype))
+                self._early.discard(stored[key])
             elsewhere = {} if tensor.device.type == device or constant.fqn in placed else {"device": tensor.device.type}
             entries.append(
                 {
@@ -145,6 +160,34 @@ class WeightStore:
                 }
             )
         return entries, pointers
+
+    def add_early(self, module: fx.GraphModule) -> None:
+        """Stores large tensors of a graph that is still being compiled, as ``add_method`` will find them.
+
+        Each is alone in its storage. Compiled code may do without one: ``has_unused`` tells.
+        """
+        if self.external is not None:
+            return
+        for name in dict.fromkeys(str(node.target) for node in module.graph.nodes if node.op == "get_attr"):
+            tensor = attribute(module, name)
+            if not isinstance(tensor, torch.Tensor) or tensor.layout != torch.strided or tensor.is_mkldnn:
+                continue
+            length = tensor.untyped_storage().nbytes()
+            if length >= _LARGE and _span(tensor) == (0, length):
+                known = len(self.entries)
+                index = self._add(tensor.untyped_storage(), 0, length, dtype_name(tensor.dtype))
+                if index >= known:
+                    self._early.add(index)
+
+    @property
+    def has_unused(self) -> bool:
+        """Whether something was stored early that no method has."""
+        return bool(self._early)
+
+    def take_files(self) -> Iterator[WeightFile]:
+        """What is to be written, once."""
+        files, self.files = self.files, []
+        yield from files
 
     def _tensor(self, constant: Constant, tensors: dict[str, torch.Tensor]) -> torch.Tensor:
         tensor = tensors.get(constant.fqn)
@@ -182,7 +225,7 @@ class WeightStore:
                 self.entries.append(entry)
                 return self._by_content[key]
             name = f"data/weights/weight_{len(self.entries)}"
-            self.files.append((name, data))
+            self.files.append(WeightFile(name, data, digest if length > BLOCK_BYTES else None))
             self.entries.append({"file": name, "nbytes": length})
             self._keep.append(storage)
         return self._by_content[key]

@@ -18,7 +18,7 @@ from torch import nn
 from torch.export import Dim
 
 from tests.native.nvfp4_experts import random_experts, random_routing
-from untorch.archive import MANIFEST, ArchiveReader
+from untorch.archive import MANIFEST, ArchiveReader, ArchiveWriter
 from untorch.export import CompileError, ExportReport, check, export
 from untorch.export.coverage import find_missing
 from untorch.export.gpus import GpuModel
@@ -525,3 +525,72 @@ def test_experts(tmp_path: Path) -> None:
         needed = needed_functions(parse_elf(archive.read(entry), entry))
     assert {"aoti_torch_cuda_moe_grouped_mm", "aoti_torch_cuda_histc"} <= set(needed)
     assert not [name for name in needed if name.endswith("__grouped_mm")]
+
+
+class LargeWeights(nn.Module):
+    """Weights that are large enough to be written while AOTInductor compiles; of ``shape`` the code needs the size."""
+
+    def __init__(self, reads_shape: bool) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(512, 1024))
+        self.register_buffer("shape", torch.randn(1024, 512))
+        self.reads_shape = reads_shape
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = torch.relu(x @ self.weight)
+        return y + torch.zeros_like(self.shape).sum(1) if self.reads_shape else y
+
+
+@pytest.mark.parametrize("reads_shape", [False, True])
+def test_weights_are_written_while_others_compile(
+    reads_shape: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A weight that turns out to be unused is not in the file."""
+    restarts: list[Path] = []
+    restart = ArchiveWriter.restart
+    monkeypatch.setattr(ArchiveWriter, "restart", lambda self: (restarts.append(self.path), restart(self)))
+    model, path = LargeWeights(reads_shape), tmp_path / "model.pt2"
+    report = export(model, (torch.randn(4, 512),), path, device="cuda", arch="sm_90", progress=False)
+    assert report.seconds["write weights"] > 0
+    assert restarts == [path] * reads_shape
+    with ArchiveReader(path) as archive:
+        archive.verify()
+        names = [name for name in archive.entries if name.startswith("data/weights/")]
+        assert archive.read(names[0]) == model.weight.detach().numpy().tobytes()
+        assert sum(archive.entries[name].size for name in names) == report.weight_nbytes
+        assert all(archive.entries[name].size < 1 << 20 for name in names[1:])
+        manifest = json.loads(archive.read(MANIFEST))
+        used = {constant["weight"] for constant in manifest["methods"]["forward"]["constants"]}
+    assert used == set(range(len(names)))
+
+
+def test_checks_are_made_while_others_compile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those of a language model that take long, with half of the threads at least; their error ends the export."""
+    from tests.conformance.language_models import make_model
+    from untorch.export import causal_lm
+    from untorch.export.lm import build
+
+    made: list[tuple[str, bool | None, int]] = []
+    threads = torch.get_num_threads()
+
+    def check_chunks(*args: Any) -> None:
+        made.append(("chunks", None, torch.get_num_threads()))
+
+    def check_model(*args: Any, long: bool | None = None) -> None:
+        made.append(("model", long, torch.get_num_threads()))
+        if long:
+            raise CompileError("the check")
+
+    monkeypatch.setattr(build, "check_chunks", check_chunks)
+    monkeypatch.setattr(build, "check_model", check_model)
+    path, model = tmp_path / "model.pt2", make_model("Llama").to(torch.bfloat16)
+    few = max(1, threads // 2, threads - 3)  # two steps and the choice of tokens compile
+    with pytest.raises(CompileError, match="the check"):
+        causal_lm(model, path, device="cuda", arch="sm_90", progress=False)
+    assert made == [("model", False, threads), ("chunks", None, few), ("model", True, few)]
+    assert not list(tmp_path.iterdir())
+    assert torch.get_num_threads() == threads
+    made.clear()
+    with pytest.raises(CompileError, match="no_such_option"):
+        causal_lm(model, path, device="cuda", arch="sm_90", kv_dtype="int8", inductor={"no_such_option": 1})
+    assert made == [("chunks", None, threads), ("model", None, threads), ("chunks", None, threads)]

@@ -118,6 +118,7 @@ def test_a_module_is_copied_and_stays_where_it_is() -> None:
     assert isinstance(moved.first.weight, nn.Parameter)
     assert mover.module("other", module.first).weight is moved.first.weight  # shared by the methods of one file
     assert mover.module("again", moved) is moved
+    assert mover.module("another method", module) is moved
 
 
 def test_a_module_that_cannot_be_copied() -> None:

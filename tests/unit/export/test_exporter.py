@@ -45,6 +45,9 @@ class Compiler:
         made: Any = type("Begun", (), {"method": method, "run": run, "finish": staticmethod(finish)})
         return made
 
+    def meanwhile(self) -> None:
+        self.events.append("meanwhile")
+
 
 @pytest.fixture
 def methods(monkeypatch: pytest.MonkeyPatch) -> list[Method]:
@@ -62,13 +65,13 @@ def test_as_many_at_a_time_as_there_are_cores(
 ) -> None:
     compiler = Compiler()
     monkeypatch.setattr(exporter, "begin_compile", compiler)
-    found = list(_compile_methods(methods, tmp_path, Progress(False)))
+    found = list(_compile_methods(methods, tmp_path, Progress(False), compiler.meanwhile))
     variant = f"two.{methods[3].target.code_name}"
-    assert [place for place, _, _ in found] == ["one", "two", "three", variant]
-    assert [method for _, method, _ in found] == methods
+    assert [one.place for one in found] == ["one", "two", "three", variant]
+    assert [one.method for one in found] == methods
     assert compiler.events == [
-        "begin one", "begin two", "finish one", "begin three", "finish two", f"begin {variant}", "finish three",
-        f"finish {variant}",
+        "begin one", "begin two", "meanwhile", "finish one", "begin three", "finish two", f"begin {variant}",
+        "finish three", f"finish {variant}",
     ]  # fmt: skip
 
 
@@ -78,9 +81,12 @@ def test_those_that_have_ended_wait_for_nothing(
     """Compiled here, a method is written before the next one begins, as its weights take memory."""
     compiler = Compiler(beside=False)
     monkeypatch.setattr(exporter, "begin_compile", compiler)
-    for place, _, _ in _compile_methods(methods[:3], tmp_path, Progress(False)):
-        assert compiler.events[-2:] == [f"begin {place}", f"finish {place}"]
-    assert len(compiler.events) == 6
+    for one in _compile_methods(methods[:3], tmp_path, Progress(False), compiler.meanwhile):
+        assert [event for event in compiler.events if event != "meanwhile"][-2:] == [
+            f"begin {one.place}", f"finish {one.place}",
+        ]  # fmt: skip
+    assert compiler.events[1] == "meanwhile"
+    assert len(compiler.events) == 7
 
 
 @pytest.mark.parametrize("closes", [False, True])
@@ -89,11 +95,11 @@ def test_what_fails_ends_the_others(
 ) -> None:
     compiler = Compiler(fails=None if closes else "one")
     monkeypatch.setattr(exporter, "begin_compile", compiler)
-    running = _compile_methods(methods, tmp_path, Progress(False))
+    running = _compile_methods(methods, tmp_path, Progress(False), compiler.meanwhile)
     if closes:  # what is done with the method's code fails
         next(running)
         running.close()
     else:
         with pytest.raises(CompileError, match="no"):
             next(running)
-    assert compiler.events == ["begin one", "begin two", "finish one", "stop two"]
+    assert compiler.events == ["begin one", "begin two", "meanwhile", "finish one", "stop two"]

@@ -216,6 +216,23 @@ def test_it_works_on_a_copy_and_shares_what_the_methods_share() -> None:
     assert reports["decode"].layers[0].error == reports["encode"].layers[0].error
 
 
+def test_methods_of_one_model_have_one_copy() -> None:
+    """Quantised alike, and so traced once; by other options, or another model, it is another copy."""
+    entry = methods()["encode"]
+    entries = {"few": entry, "many": {**entry, "args": (torch.randn(40, 200),)}, "other": methods()["encode"]}
+    options = ExportOptions(quantize="int4")
+    few, many, other = quantize_methods(inputs(entries), options.quantize_methods(list(entries)), Progress(False))
+    assert few.model is many.model is not entry["model"]
+    assert few.quantization is many.quantization is not None
+    assert other.model is not few.model
+    apart = ExportOptions(quantize={"few": "int4", "many": "int8"})
+    few, many = quantize_methods(
+        inputs({name: entries[name] for name in ("few", "many")}), apart.quantize_methods(["few", "many"]),
+        Progress(False),
+    )  # fmt: skip
+    assert few.model is not many.model
+
+
 def test_one_method_alone() -> None:
     entries = methods()
     made, reports = quantised(entries, {"decode": {"dtype": "int4", "exclude": "out"}})

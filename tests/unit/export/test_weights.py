@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import pytest
 import torch
+from torch import fx
 
+from untorch import _core
+from untorch.archive import BLOCK_BYTES
 from untorch.export.errors import CompileError
 from untorch.export.weights import Constant, WeightStore, parse_constants
 
@@ -42,7 +45,7 @@ def add(store: WeightStore, mutated: frozenset[str] = frozenset(), **tensors: to
 
 
 def read(store: WeightStore, entry: dict[str, object], dtype: torch.dtype) -> torch.Tensor:
-    raw = bytes(store.files[int(str(entry["weight"]))][1])
+    raw = bytes(store.files[int(str(entry["weight"]))].data)
     flat = torch.frombuffer(bytearray(raw), dtype=dtype)
     return flat.as_strided(entry["shape"], entry["strides"], entry["storage_offset"])  # type: ignore[arg-type]
 
@@ -174,3 +177,46 @@ def test_errors() -> None:
         store.add_method([Constant("x", "x", (1,), (1,))], {}, frozenset())
     with pytest.raises(CompileError, match=r"expects shape \(2,\) and strides \(1,\), its value has \(3,\)"):
         store.add_method([Constant("x", "x", (2,), (1,))], {"x": torch.randn(3)}, frozenset())
+
+
+def graph(**tensors: torch.Tensor) -> fx.GraphModule:
+    """One that reads the tensors."""
+    root, made = torch.nn.Module(), fx.Graph()
+    for name, tensor in tensors.items():
+        setattr(root, name, tensor)
+    made.output([made.get_attr(name) for name in tensors])
+    return fx.GraphModule(root, made)
+
+
+def test_weights_that_are_stored_early() -> None:
+    """Large ones that are alone in their storage; the methods' own then are the same files."""
+    large, half = torch.randn(1 << 18), torch.randn(1 << 19)
+    read = graph(large=large, again=large, small=torch.ones(4), part=half[: 1 << 18], equal=large.clone())
+    store = WeightStore()
+    store.add_early(read)
+    assert [file.name for file in store.take_files()] == ["data/weights/weight_0"]
+    assert list(store.take_files()) == []
+    assert store.has_unused
+    entries = add(store, large=large, small=torch.ones(4), equal=large.clone())
+    assert [entry["weight"] for entry in entries] == [0, 1, 0]
+    assert not store.has_unused
+    assert [file.name for file in store.take_files()] == ["data/weights/weight_1"]
+
+
+def test_only_what_was_stored_early_can_be_unused() -> None:
+    large = torch.randn(1 << 18)
+    store = WeightStore()
+    add(store, large=large)
+    store.add_early(graph(large=large))
+    assert not store.has_unused
+    store.add_early(graph(other=torch.randn(1 << 18)))
+    assert store.has_unused
+
+
+def test_digests_of_weights() -> None:
+    """Those of blocks, which the archive need not compute again."""
+    store = WeightStore()
+    add(store, small=torch.ones(4), large=torch.ones(BLOCK_BYTES // 4 + 1))
+    small, large = store.take_files()
+    assert small.digest is None
+    assert large.digest == _core.sha256(large.data, BLOCK_BYTES)

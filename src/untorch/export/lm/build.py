@@ -9,6 +9,7 @@ import re
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -213,8 +214,13 @@ def write_language_model(
         fix_rotary_embeddings(module, settings["max_positions"])
         latent = keeps_latents(module, device, weights)
         step = Step(module, block_size, latent, settings["max_positions"], position_rows=rows)
-        check_chunks(step, settings["vocabulary"])
-        check_model(step, settings["vocabulary"], settings["max_positions"])
+        sizes = settings["vocabulary"], settings["max_positions"]
+        # While other processes compile, this one has time. Pages of codes have the model's logits no more then.
+        later = arch is not None and kv_dtype is None
+        checks = [partial(check_chunks, step, sizes[0]), partial(check_model, step, *sizes, long=True)] if later else []
+        if not later:
+            check_chunks(step, sizes[0])
+        check_model(step, *sizes, long=False if later else None)
         if part is not None:
             part.check(EmbeddingStep(step, part.levels))
         if kv_dtype is not None:
@@ -284,7 +290,7 @@ def write_language_model(
             resolved = replace(resolved, outline_layers=True)
         if resolved.int8_activations is None:
             resolved = replace(resolved, int8_activations=device == "cpu" and resolved.may_take_int8_activations)
-        return write_package(requests, target, device, arch, resolved, sections, entries)
+        return write_package(requests, target, device, arch, resolved, sections, entries, checks)
 
 
 def _pooled_section(task: str, plan: PoolingPlan, width: int, model: Any) -> dict[str, Any]:

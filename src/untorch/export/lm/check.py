@@ -53,14 +53,15 @@ def check_chunks(step: Step, vocabulary: int) -> None:
         )
 
 
-def check_model(step: Step, vocabulary: int, max_positions: int) -> None:
+def check_model(step: Step, vocabulary: int, max_positions: int, long: bool | None = None) -> None:
     """Raises CompileError if the step's logits are not those of the model's own forward, with its own attention.
 
-    At two lengths: a short one, and one that layers with an index or with compressed keys treat in another way.
+    At two lengths: a short one, and one that layers with an index or with compressed keys treat in another way; at one
+    of them where ``long`` says which.
     """
     parameters = sum(parameter.numel() for parameter in step.model.parameters())
-    longer = min(_LONG, max_positions, int(_MOST_PRODUCTS / max(parameters, 1)))
-    for count in (min(_TOKENS, max_positions), longer):
+    shorter, longer = min(_TOKENS, max_positions), min(_LONG, max_positions, int(_MOST_PRODUCTS / max(parameters, 1)))
+    for count in ([] if long is True else [shorter]) + ([] if long is False else [longer]):
         if count <= _LAST:
             continue
         tokens = _tokens(count, vocabulary)

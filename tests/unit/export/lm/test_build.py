@@ -26,7 +26,10 @@ def written(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     """What would be compiled and written."""
     found: dict[str, Any] = {}
 
-    def write(requests: Any, path: Any, device: str, arch: Any, options: Any, sections: Any, files: Any) -> None:
+    def write(
+        requests: Any, path: Any, device: str, arch: Any, options: Any, sections: Any, files: Any, checks: Any
+    ) -> None:
+        assert bool(checks) == (arch is not None)
         found.update(requests=requests, path=path, llm=sections["llm"], files=files, options=options)
 
     monkeypatch.setattr(build, "write_package", write)

@@ -60,10 +60,12 @@ def test_large_models_are_checked_at_a_smaller_length(monkeypatch: pytest.Monkey
     check_model(step, VOCABULARY, 128)
     monkeypatch.setattr(check, "_MOST_PRODUCTS", 50 * parameters)
     check_model(step, VOCABULARY, 128)
+    check_model(step, VOCABULARY, 128, long=False)
+    check_model(step, VOCABULARY, 40, long=True)
     monkeypatch.setattr(check, "_MOST_PRODUCTS", 5 * parameters)
     check_model(step, VOCABULARY, 128)
     check_model(step, VOCABULARY, 8)
-    assert counts == [12, 128, 12, 50, 12]
+    assert counts == [12, 128, 12, 50, 12, 40, 12]
 
 
 def test_errors_of_a_model_name_the_layer() -> None:

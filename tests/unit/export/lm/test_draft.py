@@ -23,7 +23,7 @@ def written(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     """What would be compiled and written."""
     found: dict[str, Any] = {}
 
-    def write(requests: Any, path: Any, device: str, arch: Any, options: Any, sections: Any, files: Any) -> None:
+    def write(requests: Any, path: Any, device: str, arch: Any, options: Any, sections: Any, *others: Any) -> None:
         found.update(names=[request.method.name for request in requests], llm=sections["llm"])
 
     monkeypatch.setattr(build, "write_package", write)
