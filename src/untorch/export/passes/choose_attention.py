@@ -36,8 +36,8 @@ _MAX_WIDTH = 256
 _MAX_FLOAT32_WIDTH = 128  # above, the runtime's kernel, which splits the keys, is the faster one
 _MAX_RUNTIME_WIDTH = 512  # kMaxAttentionWidth
 _DTYPES = (torch.float16, torch.bfloat16, torch.float32)
-# Where the runtime's kernel was measured to be faster than Triton's: heads at least so wide, and more queries; of narrow
-# causal heads many more.
+# Where the runtime's kernel was measured to be faster than Triton's: heads at least so wide, and more queries than few,
+# of which narrow causal heads have more.
 _WGMMA_WIDTH, _NARROW = 64, 96
 _FEW_QUERIES, _FEW_NARROW_CAUSAL = 256, 1024
 
