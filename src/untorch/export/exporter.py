@@ -264,8 +264,9 @@ def write_package(
 def _add_method(one: _Placed, store: WeightStore, buffers: MutableBuffers, entries: dict[str, Any]) -> None:
     """A compiled method's weights go to ``store`` and ``buffers``, the method to the manifest's ``entries``."""
     method, compiled = one.method, one.method.compiled
-    quantized_weights = describe_repacked(describe_merged(one.quantized_weights, method), method)
-    quantized_weights += describe_convolutions(method)
+    quantized_weights = [
+        *describe_repacked(describe_merged(one.quantized_weights, method), method), *describe_convolutions(method),
+    ]  # fmt: skip
     constants, storages = store.add_method(
         compiled.constants, compiled.produced.tensors, compiled.mutations.attributes, method.target.device,
         compiled.produced.on_gpu,

@@ -82,4 +82,7 @@ def test_positions(fn: Any) -> None:
         traced = torch.export.export(Model(fn), (x, torch.tensor(2))).module()
     for position in (2, 0, 1, 3):
         i = torch.tensor(position)
-        assert torch.equal(traced(x, i), Model(fn)(x, i)), position
+        # Once something has replaced Tensor.__getitem__, as tests of cross-compilation do, eager PyTorch takes the length
+        # of a tensor in a list for the rest of the process.
+        expected = Model(fn)(x, position if fn is in_a_list else i)  # type: ignore[arg-type]
+        assert torch.equal(traced(x, i), expected), position
