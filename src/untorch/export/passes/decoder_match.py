@@ -17,7 +17,7 @@ from torch import fx
 
 from untorch.export.passes.constants import Constants
 from untorch.export.passes.linear_calls import LinearCall, read_linear
-from untorch.export.passes.probes import SHAPE_ONLY, evaluate, hint, operator_name, outline, small_numbers
+from untorch.export.passes.probes import SHAPE_ONLY, evaluate, operator_name, outline, probe_size, small_numbers
 
 __all__ = ["Norm", "Swiglu", "find_swiglu", "is_check", "match_norm", "reason_no_swiglu"]
 
@@ -112,12 +112,12 @@ def _find_eps(
     """eps of the norm that all ``ends`` are, or why they are none."""
     generator = torch.Generator().manual_seed(0)
     value, given = x.meta["val"], weight.meta["val"]
-    factors = torch.randn(tuple(map(hint, given.shape)), generator=generator).to(given.device, given.dtype)
+    factors = torch.randn(tuple(map(probe_size, given.shape)), generator=generator).to(given.device, given.dtype)
     known = {weight: factors, **{node: constants.value(node) for node in others}}
     found = []
     for scale in _SCALES:
         # A mean that is not 0 tells an RMSNorm from a layer norm.
-        probe = (torch.randn(tuple(map(hint, value.shape)), generator=generator) + 1) * scale
+        probe = (torch.randn(tuple(map(probe_size, value.shape)), generator=generator) + 1) * scale
         probe = probe.to(value.device, value.dtype)
         try:
             found.append((probe, evaluate(nodes, known | {x: probe})))
@@ -189,7 +189,7 @@ def reason_no_swiglu(swiglu: Swiglu, known: dict[str, Any]) -> str | None:
 def _reason_no_swiglu(swiglu: Swiglu) -> str | None:
     value = swiglu.gate_up.node.meta["val"]
     generator = torch.Generator().manual_seed(0)
-    probe = torch.randn(tuple(map(hint, value.shape)), generator=generator).mul_(2).to(value.device, value.dtype)
+    probe = torch.randn(tuple(map(probe_size, value.shape)), generator=generator).mul_(2).to(value.device, value.dtype)
     try:
         result = evaluate(swiglu.nodes, {swiglu.gate_up.node: probe})[swiglu.down.x]
     except Exception as error:

@@ -6,12 +6,14 @@ import operator
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+import sympy  # type: ignore[import-untyped]
 import torch
 from torch import fx
 from torch.utils import _pytree as pytree
 
-__all__ = ["SHAPE_ONLY", "evaluate", "hint", "operator_name", "outline", "small_numbers"]
+__all__ = ["SHAPE_ONLY", "evaluate", "operator_name", "outline", "probe_size", "small_numbers"]
 
+_FEW = 6  # of a size that varies: thousands of tokens tell no more
 # They keep the order of the elements.
 SHAPE_ONLY = {"view", "reshape", "_unsafe_view", "unsqueeze", "squeeze", "flatten", "unflatten", "alias"}
 
@@ -25,9 +27,15 @@ def operator_name(node: fx.Node) -> str:
     return node.target._schema.name.removeprefix("aten::")
 
 
-def hint(size: Any) -> int:
-    """The size in the example inputs."""
-    return int(size.node.hint) if isinstance(size, torch.SymInt) else int(size)
+def probe_size(size: Any) -> int:
+    """A size of random values: that of the example inputs, but small where it varies."""
+    if not isinstance(size, torch.SymInt):
+        return int(size)
+    expression, known = size.node.expr, size.node.shape_env.backed_var_to_val
+    if not expression.free_symbols <= known.keys():
+        return int(size.node.hint)
+    found = expression.xreplace({symbol: min(known[symbol], sympy.Integer(_FEW)) for symbol in expression.free_symbols})
+    return int(found) if found.is_Integer else int(size.node.hint)
 
 
 def evaluate(nodes: Iterable[fx.Node], values: Mapping[fx.Node, Any]) -> dict[fx.Node, Any]:
@@ -35,7 +43,7 @@ def evaluate(nodes: Iterable[fx.Node], values: Mapping[fx.Node, Any]) -> dict[fx
     known = dict(values)
     for node in nodes:
         given: Any = fx.map_arg((node.args, node.kwargs), lambda n: known[n] if n in known else n.meta["val"])
-        args, kwargs = pytree.tree_map(lambda x: hint(x) if isinstance(x, torch.SymInt) else x, given)
+        args, kwargs = pytree.tree_map(lambda x: probe_size(x) if isinstance(x, torch.SymInt) else x, given)
         target: Any = node.target
         with torch.no_grad():
             known[node] = target(*args, **kwargs)

@@ -20,7 +20,7 @@ from torch.fx.experimental.symbolic_shapes import statically_known_true
 
 from untorch.export.passes.epilogues import value_of
 from untorch.export.passes.linear_calls import read_linear
-from untorch.export.passes.probes import evaluate, hint, operator_name, outline, small_numbers
+from untorch.export.passes.probes import evaluate, operator_name, outline, probe_size, small_numbers
 from untorch.ops.attention.rope_operator import rotated
 
 __all__ = ["Form", "Rotation", "match_rotation"]
@@ -180,7 +180,7 @@ def _identify(
 
     def probe(node: fx.Node, scale: float = 1.0) -> torch.Tensor:
         value = node.meta["val"]
-        shape = [hint(size) for size in value.shape]
+        shape = [probe_size(size) for size in value.shape]
         return (scale * torch.randn(shape, generator=generator)).to(value.device, value.dtype)
 
     count, width = (int(size) for size in heads.meta["val"].shape[1:])
