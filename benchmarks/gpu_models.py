@@ -130,6 +130,14 @@ def difference(outputs: Any, expected: Any) -> float:
     return worst
 
 
+def where_and_when() -> dict[str, str]:
+    """The GPU and the day, for a row."""
+    import torch
+
+    name = torch.cuda.get_device_name().removeprefix("NVIDIA ").split()[0]
+    return {"gpu": name, "date": time.strftime("%Y-%m-%d", time.gmtime())}
+
+
 def measure(name: str, dtype: str, kinds: list[str], seconds: float) -> dict[str, Any]:
     """Median seconds of a call and of its enqueueing by contestant, and their differences from eager."""
     import torch
@@ -138,11 +146,7 @@ def measure(name: str, dtype: str, kinds: list[str], seconds: float) -> dict[str
     import untorch
 
     model, args = example(name, dtype)
-    gpu, date = (
-        torch.cuda.get_device_name().removeprefix("NVIDIA ").split()[0],
-        time.strftime("%Y-%m-%d", time.gmtime()),
-    )
-    result: dict[str, Any] = {"gpu": gpu, "date": date, "differences": {}, "errors": {}}
+    result: dict[str, Any] = {**where_and_when(), "differences": {}, "errors": {}}
     calls: dict[str, Callable[[], Any]] = {}
     with contextlib.ExitStack() as stack, torch.no_grad():
         stream = torch.cuda.Stream()
@@ -204,8 +208,7 @@ def measure_compiled(name: str, dtype: str, seconds: float) -> dict[str, Any]:
 
     PACKAGES.mkdir(parents=True, exist_ok=True)
     model, args = example(name, dtype)
-    gpu = torch.cuda.get_device_name().removeprefix("NVIDIA ").split()[0]
-    result: dict[str, Any] = {"gpu": gpu, "date": time.strftime("%Y-%m-%d", time.gmtime())}
+    result: dict[str, Any] = where_and_when()
     with (PACKAGES / "compile.lock").open("a") as lock, torch.no_grad(), torch.cuda.stream(torch.cuda.Stream()):
         fcntl.flock(lock, fcntl.LOCK_SH)
         try:

@@ -21,10 +21,9 @@ of the operand. p = 0, 1 are the first tile's two registers, p = 2, 3 the second
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import torch
 
+from untorch.ops.chunks import chunks
 from untorch.runtime.errors import InvalidArgumentError
 
 __all__ = ["INNER_K_TILES", "LANES", "N_TILE", "nibbles_to_values", "pack_int4", "unpack_int4", "values_to_nibbles"]
@@ -33,10 +32,6 @@ INNER_K_TILES = (2, 4, 8)
 N_TILE = 8
 K_TILE = 16
 LANES = 32
-
-# Values of a chunk.
-_CHUNK = 1 << 19
-_CHUNK_GPU = 1 << 25
 
 
 def pack_int4(values: torch.Tensor, inner_k_tiles: int = 8) -> torch.Tensor:
@@ -62,25 +57,19 @@ def pack_int4(values: torch.Tensor, inner_k_tiles: int = 8) -> torch.Tensor:
         )
     words = inner_k_tiles // 2
     packed = torch.empty((n // N_TILE, k // width, LANES, words), dtype=torch.int32, device=values.device)
-    for tiles in _chunks(n // N_TILE, N_TILE * k, values.device):
-        part = values[tiles.start * N_TILE : tiles.stop * N_TILE]
+    for rows in chunks(values, k, N_TILE) if k else ():
+        part, count = values[rows], (rows.stop - rows.start) // N_TILE
         # Eight values, [lane mod 4, h], are one integer: [i, n in tile, o, j, p / 2, p mod 2], the last the nibble.
-        eights = part.to(torch.uint8).contiguous().view(torch.int64).reshape(-1, N_TILE, k // width, words, 2, 2)
+        eights = part.to(torch.uint8).contiguous().view(torch.int64).reshape(count, N_TILE, k // width, words, 2, 2)
         pairs = eights[..., 0] | (eights[..., 1] << 4)
         # [i, n in tile, o, j, p / 2, lane mod 4] → [i, o, n in tile, lane mod 4, j, p / 2], of two bytes h
         ordered = pairs.view(torch.int16).reshape(*pairs.shape, 4).permute(0, 2, 1, 5, 3, 4).contiguous()
-        word = ordered.view(torch.int32).reshape(-1, k // width, LANES, words)
+        word = ordered.view(torch.int32).reshape(count, k // width, LANES, words)
         # Bytes [p / 2, h] → [h, p / 2]: the middle ones change places.
-        packed[tiles] = (word & -0xFFFF01) | ((word & 0xFF00) << 8) | ((word >> 8) & 0xFF00)
+        packed[rows.start // N_TILE : rows.stop // N_TILE] = (
+            (word & -0xFFFF01) | ((word & 0xFF00) << 8) | ((word >> 8) & 0xFF00)
+        )
     return packed
-
-
-def _chunks(tiles: int, size: int, device: torch.device) -> Iterator[slice]:
-    """Chunks of tiles of ``size`` values: enough for all threads, few enough for the caches."""
-    most = _CHUNK * torch.get_num_threads() if device.type == "cpu" else _CHUNK_GPU
-    count = max(1, most // max(1, size))
-    for start in range(0, tiles, count):
-        yield slice(start, min(start + count, tiles))
 
 
 def unpack_int4(packed: torch.Tensor) -> torch.Tensor:

@@ -7,9 +7,9 @@ from collections.abc import Callable
 import torch
 from torch import nn
 
+from untorch.ops.chunks import chunks
 from untorch.ops.int8 import OPERATOR
 from untorch.ops.int8_layout import INT8_BLOCK, INT8_GROUP, pack_int8, padded_outputs, unpack_int8
-from untorch.quant.methods import chunks
 from untorch.runtime.errors import InvalidArgumentError
 
 __all__ = ["INT8_METHODS", "Int8Linear", "int8_error", "quantize_int8"]

@@ -8,13 +8,14 @@ computes HQQ (``native/kernels/cpu/quantize``): torch's operators take 20 to 40 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import torch
 
 from untorch.ops import native
+from untorch.ops.chunks import chunks
 
-__all__ = ["METHODS", "chunks", "hqq_reference", "is_finite", "quantize_weight", "relative_error"]
+__all__ = ["METHODS", "hqq_reference", "is_finite", "quantize_weight", "relative_error"]
 
 _LEVELS = 15
 # HQQ's constants, as published: the norm of the error, the weight β of the quadratic part, its growth, iterations.
@@ -23,10 +24,6 @@ _BETA = 10.0
 _BETA_GROWTH = 1.01
 _ITERATIONS = 20
 _KERNEL_GROUP = 1024  # the largest that the kernel takes
-# Values of a chunk: enough for all threads, few enough for the caches, and for memory that malloc keeps. From 32 MiB on
-# the system gives and takes the pages of every intermediate result.
-_CHUNK, _CHUNK_MOST = 1 << 19, 1 << 21
-_CHUNK_GPU = 1 << 25
 
 
 def quantize_weight(
@@ -77,14 +74,6 @@ def relative_error(weight: torch.Tensor, values: torch.Tensor, scale_and_zero: t
 def is_finite(tensor: torch.Tensor) -> bool:
     """Whether all values are finite: the least and the largest tell, and take a thirtieth of ``isfinite``'s time."""
     return not tensor.numel() or all(bool(torch.isfinite(end)) for end in torch.aminmax(tensor))
-
-
-def chunks(weight: torch.Tensor, k: int) -> Iterator[slice]:
-    """Chunks of rows of ``weight``, if each row has ``k`` values."""
-    size = min(_CHUNK * torch.get_num_threads(), _CHUNK_MOST) if weight.device.type == "cpu" else _CHUNK_GPU
-    rows = max(1, size // max(1, k))
-    for start in range(0, weight.shape[0], rows):
-        yield slice(start, start + rows)
 
 
 def _range(part: torch.Tensor, mask: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor]:

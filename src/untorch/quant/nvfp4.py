@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 import torch
 
+from untorch.ops.chunks import chunks
 from untorch.ops.nvfp4_layout import (
     BLOCK_SIZE,
     E2M1_MAX,
@@ -20,7 +21,7 @@ from untorch.ops.nvfp4_layout import (
     pack_nvfp4,
     rows_of_global_scale,
 )
-from untorch.quant.methods import chunks, is_finite
+from untorch.quant.methods import is_finite
 from untorch.runtime.errors import InvalidArgumentError
 
 __all__ = ["NVFP4_METHODS", "NVFP4Weight", "concatenate_nvfp4", "nvfp4_error", "quantize_nvfp4", "reconcile_nvfp4"]

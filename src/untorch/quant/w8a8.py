@@ -8,8 +8,8 @@ import torch
 from torch import nn
 from torch.fx.experimental.symbolic_shapes import statically_known_true
 
+from untorch.ops.chunks import chunks
 from untorch.ops.w8a8 import LARGEST, OPERATOR, SCALE_BLOCK, SIZE_STEP, block_scale_shape, dequantize_w8
-from untorch.quant.methods import chunks
 from untorch.runtime.errors import InvalidArgumentError
 
 __all__ = ["DTYPES", "FP8_METHODS", "W8A8Linear", "padded_w8", "quantize_fp8"]

@@ -7,7 +7,7 @@ import hypothesis.strategies as st
 import pytest
 import torch
 
-from untorch.ops import int4_layout
+from untorch.ops import chunks
 from untorch.ops.int4_layout import nibbles_to_values, pack_int4, unpack_int4, values_to_nibbles
 from untorch.runtime.errors import InvalidArgumentError
 
@@ -115,7 +115,8 @@ def test_chunks_of_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
     """The words do not depend on how many rows are packed at a time, nor on the integers' type or strides."""
     values = torch.randint(0, 16, (40, 256), generator=torch.Generator().manual_seed(0))
     expected = pack_int4(values)
-    monkeypatch.setattr(int4_layout, "_CHUNK", 3 * 8 * 256 // torch.get_num_threads())
+    monkeypatch.setattr(chunks, "_CHUNK_MOST", 3 * 8 * 256)
     assert torch.equal(pack_int4(values.to(torch.uint8)), expected)
     assert torch.equal(pack_int4(values.t().contiguous().t()), expected)
     assert pack_int4(values[:0]).shape == (0, 2, 32, 4)
+    assert pack_int4(values[:, :0]).shape == (5, 0, 32, 4)

@@ -7,7 +7,7 @@ import hypothesis.strategies as st
 import pytest
 import torch
 
-from untorch.quant import methods
+from untorch.ops import chunks
 from untorch.quant.methods import quantize_weight, relative_error
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
@@ -128,7 +128,7 @@ def test_equal_values_are_exact(method: str, dtype: torch.dtype) -> None:
 def test_chunks_and_threads_do_not_matter(method: str, monkeypatch: pytest.MonkeyPatch) -> None:
     weight = torch.randn(50, 200, generator=torch.Generator().manual_seed(3))
     once = quantize_weight(weight, 64, method, 256)
-    monkeypatch.setattr(methods, "_CHUNK", 700)
+    monkeypatch.setattr(chunks, "_CHUNK", 700)
     for a, b in zip(once, quantize_weight(weight, 64, method, 256), strict=True):
         assert torch.equal(a, b)
 

@@ -10,8 +10,8 @@ import hypothesis.strategies as st
 import pytest
 import torch
 
+from untorch.ops import chunks
 from untorch.ops.nvfp4_layout import E2M1_VALUES, pack_nvfp4, unpack_nvfp4
-from untorch.quant import methods
 from untorch.quant.nvfp4 import NVFP4Weight, concatenate_nvfp4, nvfp4_error, quantize_nvfp4, reconcile_nvfp4
 from untorch.runtime.errors import InvalidArgumentError
 
@@ -221,7 +221,7 @@ def test_global_scales_that_are_given() -> None:
 def test_chunks_threads_and_strides_do_not_matter(search: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     weight = torch.randn(48, 37).T  # [37, 48], not contiguous
     whole = quantize_nvfp4(weight, search=search)
-    monkeypatch.setattr(methods, "_CHUNK", 1)
+    monkeypatch.setattr(chunks, "_CHUNK", 1)
     parts = quantize_nvfp4(weight.contiguous(), search=search)
     for a, b in zip(vars(whole).values(), vars(parts).values(), strict=True):
         assert torch.equal(a.float(), b.float())

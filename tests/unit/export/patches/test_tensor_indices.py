@@ -84,5 +84,5 @@ def test_positions(fn: Any) -> None:
         i = torch.tensor(position)
         # Once something has replaced Tensor.__getitem__, as tests of cross-compilation do, eager PyTorch takes the length
         # of a tensor in a list for the rest of the process.
-        expected = Model(fn)(x, position if fn is in_a_list else i)  # type: ignore[arg-type]
+        expected = Model(fn)(x, position if fn is in_a_list else i)
         assert torch.equal(traced(x, i), expected), position
