@@ -23,8 +23,8 @@ constexpr int kWidth = kLanes<float>;
 constexpr int kPerPanel = 16 / kWidth;  // vectors
 constexpr int kPart = kW4A8Part;
 constexpr int kSteps = kPart / 8;
-// Words of a panel that are prefetched ahead: what arrives while those before are used.
-constexpr int kAhead = 1024;
+// Words that are prefetched ahead: a page.
+constexpr int kAhead = 1024, kPartsAhead = kAhead / (16 * kSteps);
 
 typedef std::int8_t SignedNarrow __attribute__((vector_size(kWidth)));
 typedef std::int8_t LooseSignedNarrow __attribute__((vector_size(kWidth), aligned(1), may_alias));
@@ -112,6 +112,7 @@ struct W4A8Tile {
   std::int64_t panel;          // the first
   float* out;                  // [R][W · width], rows ldo apart
   std::int64_t ldo;
+  bool alone;  // each panel is read once, in turn: hardware follows within a page, and needs the next one's first line
 };
 
 template <bool kVnni, ScaleType S, int R, int W>
@@ -141,12 +142,23 @@ template <bool kVnni, ScaleType S, int R, int W>
     for (std::int64_t end = part + parts_of_group; part < end; ++part) {
       Ints sum[R][W] = {};
       const std::int8_t* const x = t.values + part * kPart;
+      // At the end of several panels the next words are those of as many panels behind them.
+      const std::int64_t ahead = kAhead + (part + kPartsAhead < parts ? 0 : (W / kPerPanel - 1) * p.k * 2);
+      if (!t.alone || part % kPartsAhead == 0) {
+#pragma GCC unroll 8
+        for (int w = 0; w < W; w += kPerPanel) {
+          const std::int32_t* const from = words[w] + part * kSteps * 16 + ahead;
+          __builtin_prefetch(from, 0, 3);
+          if (t.alone) continue;
+#pragma GCC unroll 4
+          for (int step = 1; step < kSteps; ++step) __builtin_prefetch(from + step * 16, 0, 3);
+        }
+      }
 #pragma GCC unroll 4
       for (int step = 0; step < kSteps; ++step) {
 #pragma GCC unroll 8
         for (int w = 0; w < W; ++w) {
           const std::int32_t* const from = words[w] + (part * kSteps + step) * 16;
-          if (w % kPerPanel == 0) __builtin_prefetch(from + kAhead, 0, 3);
           const Ints word = load_ints(from), low = word & halves, high = (word >> 4) & halves;
 #pragma GCC unroll 8
           for (int r = 0; r < R; ++r) {
@@ -261,15 +273,17 @@ void w4a8_slice(const W4A8Linear& p, bool vnni, const W4A8Rows& rows, std::int64
                 std::int64_t panel, std::int64_t panel_end) {
   alignas(64) float tile[kMostRows * panels_of(1) * 16];
   const std::int64_t parts = p.k / kPart, groups = p.k / p.group;
-  const std::int64_t first = row;
+  const std::int64_t first = row, m = row_end - row;
+  const bool alone = m == 1 || (m <= kMostRows && m * p.k < kFewRowBytes);
+  // As many panels for all rows as the first of them take: a panel stays in L1 while rows pass.
+  const std::int64_t most = alone ? 1 : panels_of(m < kMostRows ? static_cast<int>(m) : kMostRows);
   while (panel < panel_end) {
-    // As many panels for all rows as the first of them take: a panel stays in L1 while rows pass.
-    const std::int64_t most = panels_of(row_end - first < kMostRows ? static_cast<int>(row_end - first) : kMostRows);
     const std::int64_t panels = panel_end - panel < most ? 1 : most;
     for (row = first; row < row_end; row += kMostRows) {
       const int count = row_end - row < kMostRows ? static_cast<int>(row_end - row) : kMostRows;
       const Kernels kernels = vnni ? kernels_for<true>(p.scale_type, count) : kernels_for<false>(p.scale_type, count);
-      W4A8Tile t{&p, rows.values + row * p.k, rows.scales + row * parts, rows.sums + row * groups, panel, tile, 0};
+      W4A8Tile t{&p,   rows.values + row * p.k, rows.scales + row * parts, rows.sums + row * groups, panel, tile, 0,
+                 alone};
       for (std::int64_t done = 0; done < panels;) {
         const int at_once = panels - done < panels_of(count) ? 1 : panels_of(count);
         t.panel = panel + done, t.ldo = at_once * 16;

@@ -71,12 +71,13 @@ class Driver {
     const std::int64_t block = larger(kBlockBytes / panel_bytes / kMostPanels, 1) * kMostPanels * P;
     const std::int64_t m = row_end - row;
     const int tile_rows = static_cast<int>(ceil_div(m, ceil_div(m, most_rows_)));
+    const bool one_panel = m <= kFewRows && m * p_.k < kFewRowBytes;
     for (std::int64_t jc = col; jc < col_end; jc += block) {
       const std::int64_t end = smaller(jc + block, col_end);
       for (std::int64_t i = row; i < row_end; i += tile_rows) {
         const int count = static_cast<int>(smaller(tile_rows, row_end - i));
         for (std::int64_t j = jc; j < end;) {
-          const int index = choose_width(table_, count, ceil_div(end - j, P));
+          const int index = one_panel ? 0 : choose_width(table_, count, ceil_div(end - j, P));
           const std::int64_t width = smaller(P << index, end - j);
           tile(index, i, count, j, width);
           j += width;

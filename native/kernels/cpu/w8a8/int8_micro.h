@@ -37,6 +37,11 @@ inline constexpr int kVnniRows = 6, kMaddRows = 4, kMostSums = 6;
 inline constexpr int kVnniRows = 0, kMaddRows = 2, kMostSums = 2;
 #endif
 inline constexpr int kMostPanels = 4;
+// Rows, and bytes of them that L1 keeps while a panel passes, up to which panels are read one after the other, as they
+// lie in memory: hardware follows within a page, and needs the first line of the next one alone. More rows share what is
+// read of them among several panels.
+inline constexpr int kFewRows = 4;
+inline constexpr std::int64_t kFewRowBytes = 6000;
 
 // A tile. Columns are whole panels.
 struct Int8Tile {
@@ -133,7 +138,8 @@ template <int MR, int NP>
 template <int MR, int NP>
 [[gnu::noinline]] UNTORCH_VNNI void int8_vnni(const Int8Tile& t) {
   constexpr int W = NP * kVectorsPerPanel;
-  constexpr std::int64_t kAhead = 24 * kPanelBytes;
+  constexpr bool kFollowed = NP == 1 && MR <= kFewRows;
+  constexpr std::int64_t kLinesOfPage = 64, kLinesAhead = kFollowed ? kLinesOfPage : 24;
   Ints acc[MR][W] = {};
   const std::int8_t* b = t.b;
   for (std::int64_t g = 0; g < t.groups; ++g, b += kPanelBytes) {
@@ -141,7 +147,9 @@ template <int MR, int NP>
 #pragma GCC unroll 16
     for (int j = 0; j < W; ++j) {
       const std::int8_t* const from = b + j / kVectorsPerPanel * t.panel_step;
-      if (j % kVectorsPerPanel == 0) __builtin_prefetch(from + kAhead, 0, 3);
+      if (j % kVectorsPerPanel == 0 && (!kFollowed || g % kLinesOfPage == 0)) {
+        __builtin_prefetch(from + kLinesAhead * kPanelBytes, 0, 3);
+      }
       w[j] = load_weights(from + j % kVectorsPerPanel * kVectorBytes);
     }
 #pragma GCC unroll 16
