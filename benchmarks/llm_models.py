@@ -84,13 +84,16 @@ VARIANTS = {
     "int4": Variant("untorch, int4", INT4),
     "int4float": Variant("untorch, int4, float activations", INT4, int8_activations=False),
     "int8": Variant("untorch, int8", {"dtype": "int8", "embeddings": True}),
+    "nvfp4": Variant("untorch, NVFP4", {"dtype": "nvfp4", "method": "rtn"}),
 }
+_NOT_OF_EXPERTS = ("int8", "nvfp4")
 GGUF = {"q4_0": "Q4_0", "q8_0": "Q8_0"}
 
 
 def variants(size: str) -> dict[str, Variant]:
-    """Those of a size; experts have no int8."""
-    return {name: v for name, v in VARIANTS.items() if name != "int8" or not SIZES[size].share_of_experts}
+    """Those of a size; experts have no int8, and CPUs dequantise those in NVFP4."""
+    experts = SIZES[size].share_of_experts
+    return {name: v for name, v in VARIANTS.items() if not (experts and name in _NOT_OF_EXPERTS)}
 
 
 # The interpreter that has llama-cpp-python and openvino-genai.
@@ -289,8 +292,10 @@ class Builder:
         own = copy.deepcopy(self.model).to(dtype)
         quantize(own, options.pop("dtype"), **options)
         layers = dict(own.named_modules())
-        # Tied ones are read once.
+        # Tied ones are read once. Of an embedding that the head does not share, a token reads a row.
         tensors = {t.data_ptr(): (name, t) for name, t in (*own.named_parameters(), *own.named_buffers())}
+        if hasattr(own.lm_head, "dequantize") and not hasattr(own.get_input_embeddings(), "dequantize"):
+            del tensors[own.get_input_embeddings().weight.data_ptr()]
         read = sum(t.numel() * t.element_size() * self._share(name) for name, t in tensors.values())
         self.facts["bytes"][variant] = round(read)
 

@@ -18,7 +18,7 @@ sys.path.insert(0, str(ROOT / "examples" / "sentence_embeddings"))
 
 from build import load_model, model_directory, tokenize
 from untorch.ops.w4a8 import W4A8_PART, quantize_parts
-from untorch.quant import Int4Linear, quantize
+from untorch.quant import Int4Linear, NVFP4Linear, quantize
 
 COLUMNS = ["Min. cosine", "Mean cosine", "Min., short inputs", "Weight error", "Size"]
 
@@ -48,7 +48,7 @@ class Quality:
         found = quantize(quantised, dtype, progress=False, **options)
         if int8_activations:
             for layer in quantised.modules():
-                if isinstance(layer, Int4Linear):
+                if isinstance(layer, Int4Linear | NVFP4Linear):
                     layer.register_forward_pre_hook(_round_input)
         with torch.no_grad():
             similarity = (quantised(self._ids, self._mask) * self._expected).sum(1)

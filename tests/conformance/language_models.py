@@ -14,7 +14,7 @@ from untorch.ops.int4_layout import unpack_int4
 from untorch.ops.kv_pages import dequantize_rows, quantize_rows
 from untorch.ops.w4a8 import W4A8_PART, quantize_parts
 from untorch.ops.w4a8_layout import pack_w4a8
-from untorch.quant import Int4Experts, Int4Linear
+from untorch.quant import Int4Experts, Int4Linear, NVFP4Linear
 
 # What packages are for: "cuda" on machines with a GPU, `make test-gpu-llm`.
 DEVICE = os.environ.get("UNTORCH_TEST_DEVICE", "cpu")
@@ -199,7 +199,7 @@ def greedy(model: Any, prompt: list[int], count: int, cache: RoundedCache | None
 
 
 def round_inputs(model: Any) -> None:
-    """int4 layers of the model take activations rounded to int8, as ``int8_activations`` multiplies them."""
+    """Layers of four bits take activations rounded to int8, as ``int8_activations`` multiplies them."""
 
     def rounding(multiply: Any) -> Any:
         def forward(x: torch.Tensor) -> torch.Tensor:
@@ -210,7 +210,7 @@ def round_inputs(model: Any) -> None:
         return forward
 
     for layer in model.modules():
-        if isinstance(layer, Int4Linear):
+        if isinstance(layer, Int4Linear | NVFP4Linear):
             layer.forward = rounding(layer.forward)  # type: ignore[method-assign]
         elif isinstance(layer, Int4Experts):  # the operator rounds, for weights in this layout
             for name in ("w13", "w2"):

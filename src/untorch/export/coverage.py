@@ -45,6 +45,10 @@ _FOR_CPUS = {
         "int4 layers with activations in int8",
         "leave int8_activations out, which keeps activations in floating point",
     ),
+    "untorch.nvfp4_int8_linear.default": (
+        "NVFP4 layers with activations in int8",
+        "leave int8_activations out, which keeps activations in floating point",
+    ),
 }
 # The first GPUs whose kernels multiply W8A8 layers, sm_…
 FIRST_WITH_INT8, FIRST_WITH_FP8 = 80, 89

@@ -32,7 +32,9 @@ CALLS_FILE = "kernel_calls.json"
 _VERSION = 1
 _MAX_CALLS = 20000
 _MAX_CHANGES = 200  # of a pass
-_LINEAR = {"packed_linear", "int4_linear", "int8_linear", "nvfp4_linear", "w4a8_linear", "w8a8_linear"}
+_LINEAR = {
+    "packed_linear", "int4_linear", "int8_linear", "nvfp4_int8_linear", "nvfp4_linear", "w4a8_linear", "w8a8_linear",
+}  # fmt: skip
 _CONVOLUTION = {"packed_convolution", "int8_convolution"}
 _MOE = {"int4_moe", "nvfp4_moe"}  # three GEMMs of K · I for each pair of a token and an expert
 

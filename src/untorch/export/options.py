@@ -45,9 +45,9 @@ class ExportOptions:
         first that matches decides ({"*.down_proj": "int8", "lm_head": None, "*": "int4"}), or a dictionary of methods
         with any of all these ({"decoder": "int4"}). Keys with * ? [ or a dot are patterns. A copy is quantised; the
         module stays as it is. Methods without a linear layer are left as they are, unless they are named.
-    int8_activations: on CPUs, linear layers in int4 multiply in integers: activations are quantised to int8, in parts
-        of 32 inputs with a scale each. Two to four times as fast as with activations in floating point. Not for
-        nvfp4. None: for language models (causal_lm).
+    int8_activations: on CPUs, linear layers in int4 and nvfp4 multiply in integers: activations are quantised to int8,
+        in parts of 32 inputs with a scale each. At least twice as fast as with activations in floating point. None: for
+        language models (causal_lm).
     bfloat16_attention: on CPUs, attention of float32 tensors rounds queries, keys, values and probabilities to
         bfloat16, with scores and sums in float32: 1.4 to 1.7 times as fast with AVX512_BF16, a tenth slower without.
     passes: which passes run, by name: {"fold_constants": False} leaves that one out. The names: <passes>.
@@ -113,11 +113,6 @@ class ExportOptions:
                 raise OptionError(
                     f"option keep_weights: expected names or patterns, got {type(pattern).__name__} ({pattern!r})"
                 )
-        if self.int8_activations and not self.may_take_int8_activations:
-            raise OptionError(
-                "option int8_activations: it is for linear layers in int4, and quantize makes them nvfp4: leave "
-                "it out, or quantize to int4"
-            )
         if self.fold_limit < 0:
             raise OptionError(f"option fold_limit: expected a number of bytes, 0 or more, got {self.fold_limit!r}")
         if not self.verify_tolerance > 0:
@@ -127,16 +122,6 @@ class ExportOptions:
     def kept_weights(self) -> tuple[str, ...]:
         """``keep_weights`` as a tuple."""
         return (self.keep_weights,) if isinstance(self.keep_weights, str) else tuple(self.keep_weights)
-
-    @property
-    def may_take_int8_activations(self) -> bool:
-        """Whether there may be layers for ``int8_activations``: not where ``quantize`` has nvfp4, and no int4."""
-        found = self._quantize()
-        dtypes: set[str] = set()
-        for options in found.values() if isinstance(found, dict) else [found]:
-            each = options.options() if isinstance(options, QuantizeRules) else [options]
-            dtypes |= {one.dtype for one in each if one is not None}
-        return "nvfp4" not in dtypes or "int4" in dtypes
 
     @property
     def quantizes_by_name(self) -> bool:

@@ -64,6 +64,8 @@ _WEIGHT_ARGUMENTS = {
     nvfp4_moe.OPERATOR: ("nvfp4", (("w13", "w13_scale", "w13_global"), ("w2", "w2_scale", "w2_global"))),
     w8a8.OPERATOR: ("", (("weight", "scale"),)),
 }
+# Those that quantize_int4_activations makes others of.
+_REPACKED_OPERATORS = {"int4_linear": "w4a8_linear", "nvfp4_linear": "nvfp4_int8_linear"}
 # What layers call the tensor of their values.
 _VALUES = ("packed_weight", "weight_values")
 
@@ -395,7 +397,7 @@ def describe_repacked(entries: Sequence[dict[str, Any]], method: Method) -> list
             stored = [attribute(method.module, name) for name in tensors]
             panels, words, columns = stored[0].shape
             entry = entry | {
-                "operator": "int4_moe" if entry["operator"] == "int4_moe" else "w4a8_linear",
+                "operator": _REPACKED_OPERATORS.get(entry["operator"], entry["operator"]),
                 "tensors": list(tensors),
                 "packed_shape": [panels * columns, 8 * words],
                 "nbytes": sum(tensor.numel() * tensor.element_size() for tensor in stored),

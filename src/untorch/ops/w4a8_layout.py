@@ -1,8 +1,10 @@
-"""The layout of int4 weights for integer dot products: packing it from plain values, and its inverse, with torch alone.
+"""The layout of weights of four bits for integer dot products: packing it, and its inverse, with torch alone.
 
-A weight [n, k] of values from 0 to 15, with a scale and a zero for each ``group_size`` inputs, becomes
+A weight [n, k] of values from 0 to 15, with a scale and a zero for each ``group_size`` inputs, or of codes of NVFP4
+with a scale for each 16, becomes
 
     weight          int32 [ceil(n / 16)][k / 8][16]         scale_and_zero  [ceil(n / 16)][k / group_size][2][16]
+                                                            block_scale     [ceil(n / 16)][k / 16][16]
 
 padded with zeros behind n. The word [j][o][i] holds the output 16·j + i and the inputs 8·o to 8·o + 7; byte b of it has
 the input 8·o + b in its low half and 8·o + 4 + b in its high half. A mask leaves four neighbours of k in a 32-bit lane,
@@ -14,7 +16,7 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-__all__ = ["W4A8_BLOCK", "pack_w4a8", "unpack_w4a8"]
+__all__ = ["W4A8_BLOCK", "pack_nvfp4_w4a8", "pack_w4a8", "unpack_nvfp4_w4a8", "unpack_w4a8"]
 
 W4A8_BLOCK = 16
 _WORD = 8  # values
@@ -27,6 +29,21 @@ def pack_w4a8(values: torch.Tensor, scale_and_zero: torch.Tensor) -> tuple[torch
 
     k must be a multiple of the group size, 32 or more.
     """
+    n, panels, groups = values.shape[0], -(-values.shape[0] // W4A8_BLOCK), scale_and_zero.shape[0]
+    scales = nn.functional.pad(scale_and_zero, (0, 0, 0, panels * W4A8_BLOCK - n))
+    return _pack_words(values), scales.reshape(groups, panels, W4A8_BLOCK, 2).permute(1, 0, 3, 2).contiguous()
+
+
+def pack_nvfp4_w4a8(codes: torch.Tensor, block_scale: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Packs codes from 0 to 15, uint8 [n, k], and their scales, float8_e4m3fn [n, k / 16]. k: a multiple of 32."""
+    n, blocks = block_scale.shape
+    panels = -(-n // W4A8_BLOCK)
+    scales = nn.functional.pad(block_scale.view(torch.uint8), (0, 0, 0, panels * W4A8_BLOCK - n))
+    scales = scales.reshape(panels, W4A8_BLOCK, blocks).transpose(1, 2).contiguous()
+    return _pack_words(codes), scales.view(torch.float8_e4m3fn)
+
+
+def _pack_words(values: torch.Tensor) -> torch.Tensor:
     n, k = values.shape
     panels = -(-n // W4A8_BLOCK)
     weight = torch.empty((panels, k // _WORD, W4A8_BLOCK), dtype=torch.int32)
@@ -38,18 +55,29 @@ def pack_w4a8(values: torch.Tensor, scale_and_zero: torch.Tensor) -> tuple[torch
         bytes_of_words = halves[..., 0, :] | (halves[..., 1, :] << 4)
         start = first // W4A8_BLOCK
         weight[start : start + count] = bytes_of_words.contiguous().view(torch.int32).squeeze(-1)
-    groups = scale_and_zero.shape[0]
-    scales = nn.functional.pad(scale_and_zero, (0, 0, 0, panels * W4A8_BLOCK - n))
-    return weight, scales.reshape(groups, panels, W4A8_BLOCK, 2).permute(1, 0, 3, 2).contiguous()
+    return weight
 
 
 def unpack_w4a8(
     weight: torch.Tensor, scale_and_zero: torch.Tensor, out_features: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """The inverse of ``pack_w4a8``: values [out_features, k], scales and zeros [k / group_size, out_features, 2]."""
+    panels, groups = scale_and_zero.shape[:2]
+    scales = scale_and_zero.permute(1, 0, 3, 2).reshape(groups, panels * W4A8_BLOCK, 2)
+    return _unpack_words(weight)[:out_features], scales[:, :out_features]
+
+
+def unpack_nvfp4_w4a8(
+    weight: torch.Tensor, block_scale: torch.Tensor, out_features: int
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The inverse of ``pack_nvfp4_w4a8``: codes [out_features, k] and scales [out_features, k / 16]."""
+    panels, blocks, _ = block_scale.shape
+    scales = block_scale.view(torch.uint8).transpose(1, 2).reshape(panels * W4A8_BLOCK, blocks)
+    return _unpack_words(weight)[:out_features], scales[:out_features].contiguous().view(torch.float8_e4m3fn)
+
+
+def _unpack_words(weight: torch.Tensor) -> torch.Tensor:
     panels, words, _ = weight.shape
     halves = weight.unsqueeze(-1).contiguous().view(torch.uint8)
     both = torch.stack([halves & 15, halves >> 4], -2).transpose(1, 2)
-    values = both.reshape(panels * W4A8_BLOCK, words * _WORD)
-    scales = scale_and_zero.permute(1, 0, 3, 2).reshape(scale_and_zero.shape[1], panels * W4A8_BLOCK, 2)
-    return values[:out_features], scales[:, :out_features]
+    return both.reshape(panels * W4A8_BLOCK, words * _WORD)

@@ -48,25 +48,12 @@ def test_defaults_and_fields() -> None:
         ({"fold_limit": 1.5}, "option fold_limit: expected int, got float (1.5)"),
         ({"inductor": [1]}, "option inductor: expected Mapping, got list ([1])"),
         ({"inductor": {1: 2}}, "option inductor: expected names as keys, got [1]"),
-        ({"quantize": "nvfp4", "int8_activations": True}, "option int8_activations: it is for linear layers in int4"),
-        (
-            {"quantize": {"*.a": "nvfp4", "*.b": "int8"}, "int8_activations": True},
-            "option int8_activations: it is for linear layers in int4, and quantize makes them nvfp4: leave it out, or "
-            "quantize to int4",
-        ),
     ],
 )
 def test_errors(fields: dict[str, Any], text: str) -> None:
     with pytest.raises(OptionError) as error:
         resolve_options(None, fields)
     assert text in str(error.value)
-
-
-@pytest.mark.parametrize(
-    "quantize", [None, "int4", "int8", {"*.a": "nvfp4", "*.b": "int4"}, {"forward": "int4", "other": "nvfp4"}]
-)
-def test_where_activations_may_be_int8(quantize: Any) -> None:
-    assert resolve_options(None, {"quantize": quantize, "int8_activations": True}).may_take_int8_activations
 
 
 def test_options_object_of_another_type() -> None:

@@ -87,7 +87,8 @@ void w4a8_linears(const W4A8Linear* calls, std::int64_t count) {
   for (std::int64_t i = 0; i < count; ++i) {
     rows[i].values = reinterpret_cast<std::int8_t*>(next), next += values_of(i);
     rows[i].scales = reinterpret_cast<float*>(next), next += scales_of(i);
-    rows[i].sums = reinterpret_cast<float*>(next), next += sums_of(i);
+    rows[i].sums = reinterpret_cast<float*>(next), rows[i].shifts = reinterpret_cast<std::int32_t*>(next);
+    next += sums_of(i);
   }
   quantize(calls, count, rows);
   const bool vnni = cpu_has_vnni();

@@ -5,10 +5,13 @@
 // part, four words, the sums become float32 and are multiplied by the scales of the part and of the group: 8 vpdpbusd,
 // a conversion, a multiplication and an FMA for 32 k of a row and a vector of columns.
 //
-// A weight is scale·q + base with q from 0 to 15: base is multiplied by the sum of a group of x, once a group.
+// A weight of int4 is scale·q + base with q from 0 to 15: base is multiplied by the sum of a group of x, once a group.
 //
-// Without VNNI, vpmaddubsw adds pairs in 16 bits, and the eight of a part are at most 8 · 2 · 15 · 127, which fits. So
-// all levels have the same integers.
+// The 16 codes of NVFP4 become bytes by a shuffle: 12 + 2·e2m1, from 0 to 24. The 12 is taken back in integers, by the
+// sum of a block of 16 of x: 4 vpdpbusd, 4 shuffles, a conversion, a multiplication and an FMA for 16 k.
+//
+// Without VNNI, vpmaddubsw adds pairs in 16 bits: the eight of a part are at most 8 · 2 · 15 · 127, the four of a block
+// at most 4 · 2 · 24 · 127, which fit. So all levels have the same integers.
 #include <cstdint>
 
 #include "kernels/cpu/gemm/half_vector.h"
@@ -22,6 +25,7 @@ using V = Vector<float>;
 constexpr int kWidth = kLanes<float>;
 constexpr int kPerPanel = 16 / kWidth;  // vectors
 constexpr int kPart = kW4A8Part;
+constexpr int kBlock = 16;  // of NVFP4
 constexpr int kSteps = kPart / 8;
 // Words that are prefetched ahead: a page.
 constexpr int kAhead = 1024, kPartsAhead = kAhead / (16 * kSteps);
@@ -29,8 +33,8 @@ constexpr int kAhead = 1024, kPartsAhead = kAhead / (16 * kSteps);
 typedef std::int8_t SignedNarrow __attribute__((vector_size(kWidth)));
 typedef std::int8_t LooseSignedNarrow __attribute__((vector_size(kWidth), aligned(1), may_alias));
 
-// 32 values to bytes; gives their scale, and their sum times it.
-void quantize_part(const float* x, std::int8_t* values, float& scale, float& sum) {
+// 32 values to bytes; gives their scale, and sums of their halves, in lanes.
+[[gnu::always_inline]] inline void quantize_part(const float* x, std::int8_t* values, float& scale, Ints (&sums)[2]) {
   Ints magnitude{};
 #pragma GCC unroll 8
   for (int i = 0; i < kPart; i += kWidth) {
@@ -39,33 +43,88 @@ void quantize_part(const float* x, std::int8_t* values, float& scale, float& sum
   }
   std::int32_t largest = 0;
   for (int i = 0; i < kWidth; ++i) largest = magnitude[i] > largest ? magnitude[i] : largest;
+  sums[0] = sums[1] = Ints{};
   if (largest >= kInfinityBits) {
     for (int i = 0; i < kPart; ++i) values[i] = 0;
-    scale = sum = __builtin_nanf("");
+    scale = __builtin_nanf("");
     return;
   }
   float most;
   __builtin_memcpy(&most, &largest, sizeof most);
   scale = most / 127.0f > kLeastScale ? most / 127.0f : kLeastScale;
   const float inverse = 1.0f / scale;
-  Ints total{};
-#pragma GCC unroll 8
-  for (int i = 0; i < kPart; i += kWidth) {
-    const Ints q = rounded(load(x + i) * inverse);
-    total += q;
-    *reinterpret_cast<LooseSignedNarrow*>(values + i) = (LooseSignedNarrow) __builtin_convertvector(q, SignedNarrow);
+#pragma GCC unroll 2
+  for (int half = 0; half < 2; ++half) {
+#pragma GCC unroll 4
+    for (int i = half * kBlock; i < (half + 1) * kBlock; i += kWidth) {
+      const Ints q = rounded(load(x + i) * inverse);
+      sums[half] += q;
+      *reinterpret_cast<LooseSignedNarrow*>(values + i) = (LooseSignedNarrow) __builtin_convertvector(q, SignedNarrow);
+    }
   }
-  std::int32_t all = 0;
-  for (int i = 0; i < kWidth; ++i) all += total[i];
-  sum = scale * static_cast<float>(all);
 }
 
-// A vector of scales from `at` on.
-template <ScaleType S>
+[[gnu::always_inline]] inline std::int32_t sum_of_lanes(Ints v) {
+  std::int32_t sum = 0;
+  for (int i = 0; i < kWidth; ++i) sum += v[i];
+  return sum;
+}
+
+// What the weights of a kernel are.
+enum class Weights : std::uint8_t { kFloat32Scales, kBFloat16Scales, kFloat16Scales, kNvfp4 };
+
+// A vector of scales of int4 from `at` on.
+template <Weights F>
 [[gnu::always_inline]] inline V load_scales(const void* scales, std::int64_t at) {
-  if constexpr (S == ScaleType::kFloat32) return load(static_cast<const float*>(scales) + at);
-  constexpr HalfType kHalf = S == ScaleType::kBFloat16 ? HalfType::kBFloat16 : HalfType::kFloat16;
+  if constexpr (F == Weights::kFloat32Scales) return load(static_cast<const float*>(scales) + at);
+  constexpr HalfType kHalf = F == Weights::kBFloat16Scales ? HalfType::kBFloat16 : HalfType::kFloat16;
   return load_half<kHalf>(static_cast<const std::uint16_t*>(scales) + at);
+}
+
+// 2^8 times less than what the bytes, float8_e4m3fn, stand for: their bits are those of a float16 with one more of
+// exponent.
+[[gnu::always_inline]] inline V load_block_scales(const std::uint8_t* from) {
+#if defined(__AVX512F__)
+  const __m256i wide = _mm256_slli_epi16(_mm256_cvtepu8_epi16(_mm_loadu_si128((const __m128i*)from)), 8);
+  return (V)_mm512_cvtph_ps(_mm256_and_si256(_mm256_srai_epi16(wide, 1), _mm256_set1_epi16(-0x4080)));
+#elif defined(__AVX2__)
+  const __m128i wide = _mm_slli_epi16(_mm_cvtepu8_epi16(_mm_loadl_epi64((const __m128i*)from)), 8);
+  return (V)_mm256_cvtph_ps(_mm_and_si128(_mm_srai_epi16(wide, 1), _mm_set1_epi16(-0x4080)));
+#else
+  V out;
+  for (int i = 0; i < kWidth; ++i) {
+    const int exponent = from[i] >> 3 & 15, mantissa = from[i] & 7;
+    std::uint32_t bits = static_cast<std::uint32_t>((exponent + 112) << 23 | mantissa << 20);
+    float value;
+    __builtin_memcpy(&value, &bits, sizeof value);
+    if (exponent == 0) value = static_cast<float>(mantissa) * 0x1p-17f;
+    out[i] = from[i] < 128 ? value : -value;
+  }
+  return out;
+#endif
+}
+// What load_block_scales leaves out, and the half of 2·e2m1.
+constexpr float kNvfp4Factor = 128.0f;
+
+// The codes in the bytes, 0 to 15, to 12 + 2·e2m1.
+[[gnu::always_inline]] inline Ints shifted_values(Ints codes) {
+#if defined(__x86_64__)
+  const __m128i table = _mm_setr_epi8(12, 13, 14, 15, 16, 18, 20, 24, 12, 11, 10, 9, 8, 6, 4, 0);
+#if defined(__AVX512F__)
+  return (Ints)_mm512_shuffle_epi8(_mm512_broadcast_i32x4(table), (__m512i)codes);
+#elif defined(__AVX2__)
+  return (Ints)_mm256_shuffle_epi8(_mm256_broadcastsi128_si256(table), (__m256i)codes);
+#else
+  return (Ints)_mm_shuffle_epi8(table, (__m128i)codes);
+#endif
+#else
+  constexpr std::uint8_t kValues[16] = {12, 13, 14, 15, 16, 18, 20, 24, 12, 11, 10, 9, 8, 6, 4, 0};
+  std::uint8_t bytes[sizeof codes];
+  __builtin_memcpy(bytes, &codes, sizeof codes);
+  for (std::uint8_t& byte : bytes) byte = kValues[byte];
+  __builtin_memcpy(&codes, bytes, sizeof codes);
+  return codes;
+#endif
 }
 
 // Adds the products of four k in every lane. Sums of a part are int32 with VNNI, pairs of int16 without it.
@@ -95,13 +154,13 @@ template <bool kVnni>
 #endif
 }
 
-// The sums of a part in float32.
+// What add_products made, in int32.
 template <bool kVnni>
-[[gnu::always_inline]] inline V to_float(Ints sum) {
+[[gnu::always_inline]] inline Ints whole_sums(Ints sum) {
 #if defined(__x86_64__)
   if constexpr (!kVnni) sum = madd(sum, Ints{} + 0x00010001);
 #endif
-  return __builtin_convertvector(sum, V);
+  return sum;
 }
 
 // What a kernel reads and writes: R rows of x, W vectors of columns.
@@ -109,39 +168,42 @@ struct W4A8Tile {
   const W4A8Linear* p;
   const std::int8_t* values;
   const float *scales, *sums;  // W4A8Rows
-  std::int64_t panel;          // the first
-  float* out;                  // [R][W · width], rows ldo apart
+  const std::int32_t* shifts;
+  std::int64_t panel;  // the first
+  float* out;          // [R][W · width], rows ldo apart
   std::int64_t ldo;
   bool alone;  // each panel is read once, in turn: hardware follows within a page, and needs the next one's first line
 };
 
-template <bool kVnni, ScaleType S, int R, int W>
+template <bool kVnni, Weights F, int R, int W>
 [[gnu::noinline]] void multiply(const W4A8Tile& t) {
+  constexpr bool kNvfp4 = F == Weights::kNvfp4;
+  constexpr int kSumsOfPart = kNvfp4 ? kPart / kBlock : 1, kStepsOfSum = kSteps / kSumsOfPart;
   const W4A8Linear& p = *t.p;
-  const std::int64_t parts = p.k / kPart, groups = p.k / p.group, parts_of_group = p.group / kPart;
+  const std::int64_t parts = p.k / kPart, groups = p.k / p.group, parts_of_group = kNvfp4 ? 1 : p.group / kPart;
   const std::int32_t* words[W];
   std::int64_t scale_at[W];
 #pragma GCC unroll 8
   for (int w = 0; w < W; ++w) {
     const std::int64_t panel = t.panel + w / kPerPanel, within = w % kPerPanel * kWidth;
     words[w] = p.weight + panel * (p.k / 8) * 16 + within;
-    scale_at[w] = panel * groups * 32 + within;
+    scale_at[w] = panel * groups * (kNvfp4 ? 16 : 32) + within;
   }
   const Ints halves = Ints{} + 0x0f0f0f0f;
   V total[R][W] = {};
   std::int64_t part = 0;
-  for (std::int64_t g = 0; g < groups; ++g) {
+  for (std::int64_t g = 0; part < parts; ++g) {
     V scale[W];
+    if constexpr (!kNvfp4) {
 #pragma GCC unroll 8
-    for (int w = 0; w < W; ++w) {
-      scale[w] = load_scales<S>(p.scales, scale_at[w] + g * 32);
-      const V base = load_scales<S>(p.scales, scale_at[w] + g * 32 + 16) - 8.0f * scale[w];
+      for (int w = 0; w < W; ++w) {
+        scale[w] = load_scales<F>(p.scales, scale_at[w] + g * 32);
+        const V base = load_scales<F>(p.scales, scale_at[w] + g * 32 + 16) - 8.0f * scale[w];
 #pragma GCC unroll 8
-      for (int r = 0; r < R; ++r) total[r][w] += base * t.sums[r * groups + g];
+        for (int r = 0; r < R; ++r) total[r][w] += base * t.sums[r * groups + g];
+      }
     }
     for (std::int64_t end = part + parts_of_group; part < end; ++part) {
-      Ints sum[R][W] = {};
-      const std::int8_t* const x = t.values + part * kPart;
       // At the end of several panels the next words are those of as many panels behind them.
       const std::int64_t ahead = kAhead + (part + kPartsAhead < parts ? 0 : (W / kPerPanel - 1) * p.k * 2);
       if (!t.alone || part % kPartsAhead == 0) {
@@ -154,24 +216,41 @@ template <bool kVnni, ScaleType S, int R, int W>
           for (int step = 1; step < kSteps; ++step) __builtin_prefetch(from + step * 16, 0, 3);
         }
       }
+#pragma GCC unroll 2
+      for (int of_part = 0; of_part < kSumsOfPart; ++of_part) {
+        const std::int64_t block = part * kSumsOfPart + of_part, first = block * kStepsOfSum;
+        const std::int8_t* const x = t.values + first * 8;
+        Ints sum[R][W] = {};
 #pragma GCC unroll 4
-      for (int step = 0; step < kSteps; ++step) {
+        for (int step = 0; step < kStepsOfSum; ++step) {
 #pragma GCC unroll 8
-        for (int w = 0; w < W; ++w) {
-          const std::int32_t* const from = words[w] + (part * kSteps + step) * 16;
-          const Ints word = load_ints(from), low = word & halves, high = (word >> 4) & halves;
+          for (int w = 0; w < W; ++w) {
+            const Ints word = load_ints(words[w] + (first + step) * 16);
+            Ints low = word & halves, high = (word >> 4) & halves;
+            if constexpr (kNvfp4) low = shifted_values(low), high = shifted_values(high);
 #pragma GCC unroll 8
-          for (int r = 0; r < R; ++r) {
-            sum[r][w] = add_products<kVnni>(sum[r][w], low, x + r * p.k + step * 8);
-            sum[r][w] = add_products<kVnni>(sum[r][w], high, x + r * p.k + step * 8 + 4);
+            for (int r = 0; r < R; ++r) {
+              sum[r][w] = add_products<kVnni>(sum[r][w], low, x + r * p.k + step * 8);
+              sum[r][w] = add_products<kVnni>(sum[r][w], high, x + r * p.k + step * 8 + 4);
+            }
           }
         }
-      }
+        if constexpr (kNvfp4) {
 #pragma GCC unroll 8
-      for (int r = 0; r < R; ++r) {
-        const float row_scale = t.scales[r * parts + part];
+          for (int w = 0; w < W; ++w) {
+            scale[w] = load_block_scales(static_cast<const std::uint8_t*>(p.scales) + scale_at[w] + block * 16);
+          }
+        }
 #pragma GCC unroll 8
-        for (int w = 0; w < W; ++w) total[r][w] += to_float<kVnni>(sum[r][w]) * (scale[w] * row_scale);
+        for (int r = 0; r < R; ++r) {
+          const float row_scale = t.scales[r * parts + part];
+          const std::int32_t shift = kNvfp4 ? t.shifts[r * groups + block] : 0;
+#pragma GCC unroll 8
+          for (int w = 0; w < W; ++w) {
+            const V exact = __builtin_convertvector(whole_sums<kVnni>(sum[r][w]) + shift, V);
+            total[r][w] += exact * (scale[w] * row_scale);
+          }
+        }
       }
     }
   }
@@ -199,48 +278,51 @@ struct Kernels {
   Kernel all, one;  // of panels_of(rows) panels, and of one
 };
 
-template <bool kVnni, ScaleType S, int R>
+template <bool kVnni, Weights F, int R>
 constexpr Kernels kernels_of() {
-  return {multiply<kVnni, S, R, panels_of(R) * kPerPanel>, multiply<kVnni, S, R, kPerPanel>};
+  return {multiply<kVnni, F, R, panels_of(R) * kPerPanel>, multiply<kVnni, F, R, kPerPanel>};
 }
 
-template <bool kVnni, ScaleType S>
+template <bool kVnni, Weights F>
 Kernels kernels_for(int rows) {
   constexpr Kernels kTable[] = {
-      kernels_of<kVnni, S, 1>(),
+      kernels_of<kVnni, F, 1>(),
 #if defined(__AVX2__)
-      kernels_of<kVnni, S, 2>(),
+      kernels_of<kVnni, F, 2>(),
 #endif
 #if defined(__AVX512F__)
-      kernels_of<kVnni, S, 3>(), kernels_of<kVnni, S, 4>(), kernels_of<kVnni, S, 5>(), kernels_of<kVnni, S, 6>(),
+      kernels_of<kVnni, F, 3>(), kernels_of<kVnni, F, 4>(), kernels_of<kVnni, F, 5>(), kernels_of<kVnni, F, 6>(),
 #endif
   };
   return kTable[rows - 1];
 }
 
 template <bool kVnni>
-Kernels kernels_for(ScaleType type, int rows) {
-  switch (type) {
+Kernels kernels_for(const W4A8Linear& p, int rows) {
+  if (p.format == W4A8Format::kNvfp4) return kernels_for<kVnni, Weights::kNvfp4>(rows);
+  switch (p.scale_type) {
     case ScaleType::kBFloat16:
-      return kernels_for<kVnni, ScaleType::kBFloat16>(rows);
+      return kernels_for<kVnni, Weights::kBFloat16Scales>(rows);
     case ScaleType::kFloat16:
-      return kernels_for<kVnni, ScaleType::kFloat16>(rows);
+      return kernels_for<kVnni, Weights::kFloat16Scales>(rows);
     case ScaleType::kFloat32:
       break;
   }
-  return kernels_for<kVnni, ScaleType::kFloat32>(rows);
+  return kernels_for<kVnni, Weights::kFloat32Scales>(rows);
 }
 
-// The columns of a tile that exist, with the bias.
+// The columns of a tile that exist, with the scale of all of a column and the bias.
 void write_rows(const W4A8Linear& p, const float* tile, std::int64_t ldo, std::int64_t row, int rows, std::int64_t col,
                 std::int64_t columns) {
   for (int r = 0; r < rows; ++r) {
     float* const to = p.out + (row + r) * p.n + col;
     const float* const from = tile + r * ldo;
-    if (p.bias == nullptr) {
-      for (std::int64_t c = 0; c < columns; ++c) to[c] = from[c];
-    } else {
-      for (std::int64_t c = 0; c < columns; ++c) to[c] = from[c] + p.bias[col + c];
+    for (std::int64_t c = 0; c < columns; ++c) to[c] = from[c];
+    if (p.global_scales != nullptr) {
+      for (std::int64_t c = 0; c < columns; ++c) to[c] *= p.global_scales[col + c] * kNvfp4Factor;
+    }
+    if (p.bias != nullptr) {
+      for (std::int64_t c = 0; c < columns; ++c) to[c] += p.bias[col + c];
     }
   }
 }
@@ -253,7 +335,6 @@ void quantize_parts(const W4A8Linear& p, std::int64_t row, std::int64_t row_end,
   for (; row < row_end; ++row) {
     const float* const x = p.x + row * p.x_stride;
     float* const scales = rows.scales + row * parts;
-    float* const sums = rows.sums + row * groups;
     for (std::int64_t part = 0; part < parts; ++part) {
       const std::int64_t at = part * kPart, left = p.x_width - at;
       const float* from = x + at;
@@ -261,10 +342,16 @@ void quantize_parts(const W4A8Linear& p, std::int64_t row, std::int64_t row_end,
         for (int i = 0; i < kPart; ++i) padded[i] = i < left ? from[i] : 0.0f;
         from = padded;
       }
-      float sum;
-      quantize_part(from, rows.values + row * p.k + at, scales[part], sum);
-      float& group = sums[part / parts_of_group];
-      group = part % parts_of_group == 0 ? sum : group + sum;
+      Ints halves[2];
+      quantize_part(from, rows.values + row * p.k + at, scales[part], halves);
+      if (p.format == W4A8Format::kNvfp4) {
+        std::int32_t* const shifts = rows.shifts + row * groups + part * 2;
+        shifts[0] = -12 * sum_of_lanes(halves[0]), shifts[1] = -12 * sum_of_lanes(halves[1]);
+      } else {
+        const float sum = scales[part] * static_cast<float>(sum_of_lanes(halves[0] + halves[1]));
+        float& group = rows.sums[row * groups + part / parts_of_group];
+        group = part % parts_of_group == 0 ? sum : group + sum;
+      }
     }
   }
 }
@@ -281,8 +368,15 @@ void w4a8_slice(const W4A8Linear& p, bool vnni, const W4A8Rows& rows, std::int64
     const std::int64_t panels = panel_end - panel < most ? 1 : most;
     for (row = first; row < row_end; row += kMostRows) {
       const int count = row_end - row < kMostRows ? static_cast<int>(row_end - row) : kMostRows;
-      const Kernels kernels = vnni ? kernels_for<true>(p.scale_type, count) : kernels_for<false>(p.scale_type, count);
-      W4A8Tile t{&p,   rows.values + row * p.k, rows.scales + row * parts, rows.sums + row * groups, panel, tile, 0,
+      const Kernels kernels = vnni ? kernels_for<true>(p, count) : kernels_for<false>(p, count);
+      W4A8Tile t{&p,
+                 rows.values + row * p.k,
+                 rows.scales + row * parts,
+                 rows.sums + row * groups,
+                 rows.shifts + row * groups,
+                 panel,
+                 tile,
+                 0,
                  alone};
       for (std::int64_t done = 0; done < panels;) {
         const int at_once = panels - done < panels_of(count) ? 1 : panels_of(count);

@@ -12,7 +12,9 @@ namespace untorch::kernels {
 struct W4A8Rows {
   std::int8_t* values;  // [m][k]
   float* scales;        // [m][k / 32]
-  float* sums;          // [m][k / group]: of the values, each times its scale
+  // [m][k / group], in the same memory. int4: of the values, each times its scale. NVFP4: -12 times that of the values.
+  float* sums;
+  std::int32_t* shifts;
 };
 
 }  // namespace untorch::kernels

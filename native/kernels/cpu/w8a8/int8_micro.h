@@ -38,8 +38,8 @@ inline constexpr int kVnniRows = 0, kMaddRows = 2, kMostSums = 2;
 #endif
 inline constexpr int kMostPanels = 4;
 // Rows, and bytes of them that L1 keeps while a panel passes, up to which panels are read one after the other, as they
-// lie in memory: hardware follows within a page, and needs the first line of the next one alone. More rows share what is
-// read of them among several panels.
+// lie in memory: hardware follows within a page, and needs the first line of the next one alone. More rows share what
+// is read of them among several panels.
 inline constexpr int kFewRows = 4;
 inline constexpr std::int64_t kFewRowBytes = 6000;
 

@@ -289,7 +289,7 @@ def write_language_model(
         if resolved.outline_layers is None:
             resolved = replace(resolved, outline_layers=True)
         if resolved.int8_activations is None:
-            resolved = replace(resolved, int8_activations=device == "cpu" and resolved.may_take_int8_activations)
+            resolved = replace(resolved, int8_activations=device == "cpu")
         return write_package(requests, target, device, arch, resolved, sections, entries, checks)
 
 

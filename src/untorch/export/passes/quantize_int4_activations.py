@@ -1,9 +1,11 @@
-"""Makes ``untorch::w4a8_linear``, which multiplies in integers, from ``untorch::int4_linear`` with constant weights;
-``untorch::int4_moe`` gets its weights in that layout.
+"""Makes ``untorch::w4a8_linear``, which multiplies in integers, from ``untorch::int4_linear`` with constant weights,
+and ``untorch::nvfp4_int8_linear`` from ``untorch::nvfp4_linear``; ``untorch::int4_moe`` gets its weights in that
+layout.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -14,47 +16,56 @@ from untorch.export.passes.attributes import add_constant, attribute, remove_unu
 from untorch.export.passes.calls import add_call, arguments_of
 from untorch.export.passes.epilogues import value_of
 from untorch.export.passes.report import PassReport
-from untorch.ops import int4, int4_moe, w4a8
+from untorch.ops import int4, int4_moe, nvfp4, nvfp4_int8, w4a8
 from untorch.ops.int4_layout import unpack_int4
-from untorch.ops.w4a8_layout import pack_w4a8
+from untorch.ops.nvfp4_layout import BLOCK_SIZE, unpack_nvfp4
+from untorch.ops.w4a8_layout import pack_nvfp4_w4a8, pack_w4a8
 
 __all__ = ["REPACKED", "quantize_int4_activations"]
 
-# In the module's meta: pairs of names, of the int4 weight with its scales, and of the tensors that the pass made.
+# In the module's meta: pairs of names, of a weight with its scales, and of the tensors that the pass made.
 REPACKED = "untorch_repacked_int4"
+
+# Of an operator's weights the names of the arguments, packed values first.
+_WEIGHTS = {
+    int4.OPERATOR: (("weight", "scale_and_zero"),),
+    int4_moe.OPERATOR: (("w13", "w13_scale_and_zero"), ("w2", "w2_scale_and_zero")),
+    nvfp4.OPERATOR: (("weight_packed", "block_scale", "global_scale"),),
+}
 
 
 def quantize_int4_activations(module: fx.GraphModule) -> PassReport:
     """Runs the pass in place. Weights that nothing else reads are removed from the module."""
     report = PassReport("quantize_int4_activations")
     repacker = _Repacker(module)
-    for node in [node for node in module.graph.nodes if node.target in (int4.OPERATOR, int4_moe.OPERATOR)]:
+    for node in [node for node in module.graph.nodes if node.target in _WEIGHTS]:
         given = arguments_of(node)
-        is_linear = node.target == int4.OPERATOR
-        x = value_of(given["x" if is_linear else "hidden_states"])
-        # Of each weight the names of the arguments, and its inputs.
-        inputs = 0 if x is None else int(x.shape[-1])
-        weights = {("weight", "scale_and_zero"): inputs}
-        if not is_linear:
-            weights = {("w13", "w13_scale_and_zero"): inputs, ("w2", "w2_scale_and_zero"): given["intermediate"]}
+        x = value_of(given["hidden_states" if node.target == int4_moe.OPERATOR else "x"])
+        weights = _WEIGHTS[node.target]
         if reason := repacker.reason_to_skip([given[name] for names in weights for name in names], x):
             report.skipped[node.name] = reason
             continue
+        inputs = 0 if x is None else int(x.shape[-1])
         with module.graph.inserting_before(node):
-            for names, inputs in weights.items():
-                made = repacker.repacked(given[names[0]], given[names[1]], given["group_size"], inputs)
-                given |= dict(zip(names, made, strict=True))
-            if is_linear:
-                outputs = node.meta["val"].shape[-1]
-                arguments = given["x"], given["weight"], given["scale_and_zero"], given["group_size"], outputs
-                result = add_call(module.graph, node, w4a8.OPERATOR, (*arguments, given["bias"]))
+            if node.target == nvfp4.OPERATOR:
+                made = repacker.repacked_nvfp4([given[name] for name in weights[0]], inputs)
+                arguments = given["x"], *made, node.meta["val"].shape[-1], given["bias"]
+                result = add_call(module.graph, node, nvfp4_int8.OPERATOR, arguments)
             else:
-                result = add_call(module.graph, node, int4_moe.OPERATOR, tuple(given.values()))
+                for names, width in zip(weights, (inputs, int(given.get("intermediate", 0))), strict=False):
+                    made = repacker.repacked(given[names[0]], given[names[1]], given["group_size"], width)
+                    given |= dict(zip(names, made, strict=True))
+                if node.target == int4.OPERATOR:
+                    outputs = node.meta["val"].shape[-1]
+                    arguments = given["x"], given["weight"], given["scale_and_zero"], given["group_size"], outputs
+                    result = add_call(module.graph, node, w4a8.OPERATOR, (*arguments, given["bias"]))
+                else:
+                    result = add_call(module.graph, node, int4_moe.OPERATOR, tuple(given.values()))
         node.replace_all_uses_with(result)
         module.graph.erase_node(node)
         report.changed.append(node.name)
     if repacker.packed:
-        module.meta[REPACKED] = [(names[:2], made) for names, made in repacker.packed.items()]
+        module.meta[REPACKED] = [(names, made) for (*names, _), made in repacker.packed.items()]
         remove_unused(module)
     return report
 
@@ -65,7 +76,8 @@ class _Repacker:
     def __init__(self, module: fx.GraphModule) -> None:
         self._module = module
         self._mutated = find_mutations(module.graph).attributes
-        self.packed: dict[tuple[str, str, int], tuple[str, str]] = {}
+        # By the names of a weight's tensors and its inputs, padded.
+        self.packed: dict[tuple[Any, ...], tuple[str, ...]] = {}
 
     def reason_to_skip(self, tensors: list[Any], x: torch.Tensor | None) -> str:
         """Why a call stays as it is, or ""."""
@@ -73,29 +85,55 @@ class _Repacker:
             return "the weight is computed, not a constant"
         if written := [str(part.target) for part in tensors if str(part.target) in self._mutated]:
             return f"the model writes into the weight {written[0]}"
-        if any((value := value_of(part)) is not None and value.dim() == 3 and value.dtype == torch.int32
-               for part in tensors):  # fmt: skip
-            return "its weights are packed for integers already"
+        for part in tensors:
+            value = value_of(part)
+            if value is not None and value.dim() == 3 and value.dtype == torch.int32:
+                return "its weights are packed for integers already"
+            if value is not None and value.dtype == torch.float8_e4m3fn and self._has_nan(str(part.target)):
+                return f"scales of {part.target} are NaN"
         return ""
 
     def repacked(self, weight: fx.Node, scales: fx.Node, group_size: int, inputs: int) -> list[fx.Node]:
         """Nodes of the weight and its scales for w4a8_linear, where the graph inserts at the moment."""
-        module, names = self._module, (str(weight.target), str(scales.target))
         k = -(-inputs // group_size) * group_size
+
+        def pack(values: torch.Tensor, scale_and_zero: torch.Tensor) -> tuple[torch.Tensor, ...]:
+            return pack_w4a8(unpack_int4(values)[:, :k], scale_and_zero[: k // group_size])
+
+        return self._nodes([weight, scales], k, pack)
+
+    def repacked_nvfp4(self, parts: list[fx.Node], inputs: int) -> list[fx.Node]:
+        """Nodes of the weight, its block scales and global scales for nvfp4_int8_linear, likewise."""
+        k = -(-inputs // w4a8.W4A8_PART) * w4a8.W4A8_PART
+
+        def pack(packed: torch.Tensor, blocks: torch.Tensor, scale: torch.Tensor) -> tuple[torch.Tensor, ...]:
+            codes = unpack_int4(packed) if packed.dtype == torch.int32 else unpack_nvfp4(packed)
+            missing = max(k - codes.shape[1], 0)  # a weight of an odd number of blocks
+            codes = torch.nn.functional.pad(codes[:, :k], (0, missing))
+            scales = torch.nn.functional.pad(blocks.view(torch.uint8)[:, : k // BLOCK_SIZE], (0, missing // BLOCK_SIZE))
+            whole = scale.reshape(-1).expand(codes.shape[0]).contiguous()
+            return (*pack_nvfp4_w4a8(codes, scales.view(torch.float8_e4m3fn)), whole)
+
+        return self._nodes(parts, k, pack)
+
+    def _nodes(self, parts: list[fx.Node], k: int, pack: Callable[..., tuple[torch.Tensor, ...]]) -> list[fx.Node]:
+        module, names = self._module, [str(part.target) for part in parts]
         key = *names, k
         if key not in self.packed:
-            values = unpack_int4(attribute(module, names[0]).detach())[:, :k]
-            made = pack_w4a8(values, attribute(module, names[1]).detach()[: k // group_size])
+            made = pack(*(attribute(module, name).detach() for name in names))
             nodes = [
                 add_constant(module, f"{name.replace('.', '_')}_w4a8", tensor, like)
-                for name, tensor, like in zip(names, made, (weight, scales), strict=True)
+                for name, tensor, like in zip(names, made, parts, strict=True)
             ]
-            self.packed[key] = str(nodes[0].target), str(nodes[1].target)
+            self.packed[key] = tuple(str(node.target) for node in nodes)
         else:
             nodes = [module.graph.get_attr(name) for name in self.packed[key]]
-        for part, like in zip(nodes, (weight, scales), strict=True):
+        for part, like in zip(nodes, parts, strict=True):
             stored = attribute(module, str(part.target))
             fake = value_of(like)
             if fake is not None:
                 part.meta["val"] = fake.new_empty(stored.shape, dtype=stored.dtype)
         return nodes
+
+    def _has_nan(self, name: str) -> bool:
+        return bool(((attribute(self._module, name).detach().view(torch.uint8) & 127) == 127).any())

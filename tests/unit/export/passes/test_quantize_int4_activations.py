@@ -22,9 +22,10 @@ from untorch.export.passes import run_passes
 from untorch.export.passes.quantize_int4_activations import quantize_int4_activations
 from untorch.ops.int4 import OPERATOR
 from untorch.ops.int4_moe import OPERATOR as MOE
+from untorch.ops.nvfp4 import OPERATOR as NVFP4
 from untorch.ops.w4a8 import w4a8_linear_reference
-from untorch.ops.w4a8_layout import unpack_w4a8
-from untorch.quant import Int4Linear, quantize
+from untorch.ops.w4a8_layout import unpack_nvfp4_w4a8, unpack_w4a8
+from untorch.quant import Int4Linear, NVFP4Linear, dequantize_nvfp4, pack_nvfp4, quantize
 
 
 class Layers(nn.Module):
@@ -110,6 +111,59 @@ def test_weights_that_are_no_constants_stay() -> None:
     assert list(quantize_int4_activations(computed).skipped.values()) == ["the weight is computed, not a constant"]
     written = unlift(Written(layer), torch.randn(3, 64))
     assert list(quantize_int4_activations(written).skipped.values()) == ["the model writes into the weight scales"]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("bias", [True, False])
+def test_nvfp4(dtype: torch.dtype, bias: bool) -> None:
+    model, x = Layers(bias).to(dtype), torch.randn(5, 200, dtype=dtype)
+    quantize(model, "nvfp4", progress=False)
+    before = model.eval()(x)
+    module = unlift(model, x)
+    report = quantize_int4_activations(module)
+    close(module)
+    assert len(report.changed) == 2
+    assert [name for name in targets(module) if name.startswith("untorch.")] == ["untorch.nvfp4_int8_linear"] * 2
+    assert not any(name.endswith("packed_weight") for name in dict(module.named_buffers()))
+    up = model.up
+    assert isinstance(up, NVFP4Linear)
+    parts = [module.get_buffer(f"up_{name}_w4a8") for name in ("packed_weight", "block_scale", "global_scale")]
+    codes, scales = unpack_nvfp4_w4a8(parts[0], parts[1], parts[2].shape[0])
+    matrix = dequantize_nvfp4(pack_nvfp4(codes), scales, parts[2])[:99, :200]
+    torch.testing.assert_close(matrix, up.dequantize().float(), rtol=2**-8, atol=0)
+    assert torch.nn.functional.cosine_similarity(module(x).float(), before.float(), dim=-1).min() > 0.999
+
+
+class Nvfp4(nn.Module):
+    """A weight as files have it, of an odd number of blocks."""
+
+    def __init__(self, k: int) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.register_buffer("weight", pack_nvfp4(torch.randint(0, 16, (24, k))))
+        self.register_buffer("scale", torch.rand(24, k // 16).to(torch.float8_e4m3fn))
+        self.register_buffer("world", torch.tensor(0.5))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y: torch.Tensor = NVFP4(x, self.weight, self.scale, self.world)
+        return y
+
+
+@pytest.mark.parametrize(("k", "width"), [(48, 48), (48, 41), (96, 96), (96, 60)])
+def test_nvfp4_as_files_have_it(k: int, width: int) -> None:
+    model, x = Nvfp4(k), torch.randn(7, width)
+    module = unlift(model, x)
+    assert len(quantize_int4_activations(module).changed) == 1
+    close(module)
+    assert torch.nn.functional.cosine_similarity(module(x), model(x), dim=-1).min() > 0.999
+
+
+def test_scales_that_are_nan_stay() -> None:
+    model = Nvfp4(64)
+    assert isinstance(model.scale, torch.Tensor)
+    model.scale[3, 1] = torch.nan
+    report = quantize_int4_activations(unlift(model, torch.randn(2, 64)))
+    assert list(report.skipped.values()) == ["scales of scale are NaN"]
 
 
 class Routed(nn.Module):
@@ -199,3 +253,35 @@ def test_an_exported_file(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "untorch", "inspect", str(tmp_path / "m.pt2")]
     shown = subprocess.run(command, capture_output=True, text=True, check=True, env={**os.environ, "COLUMNS": "200"})
     assert "groups of 32, rtn, activations in int8" in shown.stdout
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # torch's own, while it exports
+def test_an_exported_file_of_nvfp4(tmp_path: Path) -> None:
+    model, x = Layers().eval(), torch.randn(5, 200)
+    report = export(
+        model, (x,), tmp_path / "m.pt2", quantize="nvfp4", dynamic_shapes={"x": {0: Dim("rows", max=64)}},
+        int8_activations=True, progress=False,
+    )  # fmt: skip
+    assert "aoti_torch_cpu_nvfp4_int8_linear" in report.methods["forward"].operators
+    assert "aoti_torch_cpu_nvfp4_linear" not in report.methods["forward"].operators
+    layers = Layers().eval()
+    quantize(layers, "nvfp4", progress=False)
+    module = unlift(layers, x)
+    quantize_int4_activations(module)
+    close(module)
+    with untorch.load(tmp_path / "m.pt2") as program:
+        given = torch.randn(5, 200)
+        np.testing.assert_allclose(program.forward(given.numpy()), module(given), rtol=1e-4, atol=1e-4)
+        for rows in (1, 64):
+            given = torch.randn(rows, 200)
+            found = torch.from_numpy(program.forward(given.numpy()))
+            assert torch.nn.functional.cosine_similarity(found, layers(given), dim=-1).min() > 0.999
+        entries = program.manifest["methods"]["forward"]["quantization"]
+    assert entries[0] == {
+        "name": "up", "dtype": "nvfp4", "group_size": 16, "operator": "nvfp4_int8_linear", "activations": "float32",
+        "tensors": ["up_packed_weight_w4a8", "up_block_scale_w4a8", "up_global_scale_w4a8"], "packed_shape": [112, 224],
+        "shape": [99, 200], "method": "search", "nbytes": 112 * 224 // 2 + 112 * 14 + 104 * 4,
+    }  # fmt: skip
+    command = [sys.executable, "-m", "untorch", "inspect", str(tmp_path / "m.pt2")]
+    shown = subprocess.run(command, capture_output=True, text=True, check=True, env={**os.environ, "COLUMNS": "200"})
+    assert "activations in int8" in shown.stdout

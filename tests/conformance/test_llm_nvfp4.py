@@ -1,0 +1,40 @@
+"""A language model in NVFP4 on a CPU, without torch: token for token what eager says with the same rounded values."""
+
+from __future__ import annotations
+
+import copy
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.conformance.language_models import greedy, make_model, round_inputs
+from tests.conformance.test_llm_int4_experts import NEW, PROMPTS, RUN
+from untorch.export import causal_lm
+from untorch.quant import NVFP4Linear, quantize
+
+pytestmark = pytest.mark.filterwarnings("ignore")
+
+
+def test_tokens_of_generate(tmp_path: Path) -> None:
+    model: Any = make_model("Qwen3")
+    path = tmp_path / "m.pt2"
+    report = causal_lm(model, path, token_counts=(16,), quantize="nvfp4", progress=False)
+    [method] = report.methods.values()
+    assert "aoti_torch_cpu_nvfp4_int8_linear" in method.operators
+    assert "aoti_torch_cpu_nvfp4_linear" not in method.operators
+    rounded = copy.deepcopy(model)
+    quantize(rounded, "nvfp4", progress=False)
+    assert any(isinstance(part, NVFP4Linear) for part in rounded.modules())
+    round_inputs(rounded)
+    job = {"path": str(path), "prompts": PROMPTS, "new": NEW}
+    python = os.environ.get("UNTORCH_RUN_PYTHON", sys.executable)
+    done = subprocess.run([python, "-c", RUN], input=json.dumps(job), capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    expected = [greedy(rounded, prompt, NEW) for prompt in PROMPTS]
+    assert json.loads(done.stdout) == [expected, expected]
+    assert expected != [greedy(model, prompt, NEW) for prompt in PROMPTS]
