@@ -56,6 +56,7 @@ def call(program: untorch.Program | untorch.Session, rows: np.ndarray = ROWS) ->
     return program[program.methods[0]].run([rows])[0]
 
 
+@pytest.mark.slow
 @pytest.mark.unsanitized
 @pytest.mark.parametrize("options", [[], ["--sessions", "2", "--bad-input", "int64:0,1,2,99"], ["--threads"]])
 def test_cycles_leave_nothing_behind(options: list[str], real: pathlib.Path) -> None:

@@ -40,6 +40,7 @@ def values(old: int, width: int) -> Iterator[int]:
         yield from {old + 0x1000, old - 0x1000, old ^ 0x2000, old ^ 0x8000, 1 << 32, 1 << 47, 1 << 62, 1 << 63}
 
 
+@pytest.mark.slow
 def test_every_header_field_may_be_damaged(package: Package, prober: Prober) -> None:
     def cases() -> Iterator[tuple[str, bytes]]:
         for name, at, width in elf_fields(package.library):
@@ -60,6 +61,7 @@ def test_every_prefix_of_a_library(package: Package, prober: Prober) -> None:
     assert prober.refused(cases) == []
 
 
+@pytest.mark.slow
 def test_flipped_bytes_of_the_tables(package: Package, prober: Prober) -> None:
     """Hash table, symbols, names, versions and relocations: everything that the dynamic linker reads."""
     rng = random.Random(22)

@@ -44,6 +44,7 @@ if kind == "sessions":
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("kind", "runs"), [("kernels", 12), ("sessions", 8), ("long", 4), ("loads", 6)])
 def test_daemon_threads_call_while_the_interpreter_exits(kernel_package: pathlib.Path, kind: str, runs: int) -> None:
     for _ in range(runs):

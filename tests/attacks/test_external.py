@@ -320,6 +320,7 @@ def test_several_files(external: Package, folder: pathlib.Path) -> None:
         untorch.load(folder / "model.pt2", weights=folder / NAME)
 
 
+@pytest.mark.slow
 def test_mutants_of_the_header_end_nothing(folder: pathlib.Path) -> None:
     rng = numpy.random.default_rng(5)
     opened = refused = 0

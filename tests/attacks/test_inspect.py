@@ -53,6 +53,7 @@ def agree(path: pathlib.Path) -> str:
     return ""
 
 
+@pytest.mark.slow
 def test_changed_manifests_are_read_alike(package: Package, tmp_path: pathlib.Path) -> None:
     path = tmp_path / "model.pt2"
     package.manifest["digests"] = digests(package.entries()[:3])
@@ -213,6 +214,7 @@ main()
 """
 
 
+@pytest.mark.slow
 @pytest.mark.unsanitized
 @pytest.mark.parametrize("kind", BOMBS)
 def test_no_small_file_takes_much(kind: str, package: Package, tmp_path: pathlib.Path) -> None:
@@ -237,6 +239,7 @@ def test_no_small_file_takes_much(kind: str, package: Package, tmp_path: pathlib
 ESCAPES = "\x1b[31m\x07\x9b2J\u202ered\u2066\ufeff\r"
 
 
+@pytest.mark.slow
 def test_control_characters_reach_no_terminal(package: Package, tmp_path: pathlib.Path) -> None:
     path = tmp_path / "model.pt2"
     method = package.manifest["methods"].pop("forward")

@@ -295,6 +295,7 @@ def test_an_error_in_a_nested_call_does_not_leave_the_outer_one(program: untorch
     np.testing.assert_allclose(program.clip(X), expected(X), rtol=1e-6)
 
 
+@pytest.mark.slow
 def test_a_closed_program_is_freed(kernel_package: pathlib.Path) -> None:
     """A method and what serves its operators do not hold each other."""
 

@@ -68,6 +68,7 @@ def python(
     return result.stdout.splitlines()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("threads", ["1", "2", "4", "11"])
 def test_every_construct_is_right(threads: str, path: pathlib.Path) -> None:
     script = """
@@ -195,6 +196,7 @@ def test_the_number_of_threads(variable: str, options: dict[str, int], want: str
     assert want in python("print(run(13))", path, options, OMP_NUM_THREADS=variable)[0]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("variable", "options", "spins"),
     [
@@ -253,6 +255,7 @@ print([f"{{w.category.__name__}}: {{w.message}}"[:52] for w in seen])
     assert lines[-1] == "['RuntimeWarning: the system refused to start a thread']"
 
 
+@pytest.mark.slow
 @pytest.mark.unsanitized
 def test_a_forked_child_has_threads_of_its_own(path: pathlib.Path) -> None:
     script = """
@@ -285,6 +288,7 @@ print(run(1))
     assert python(script, path, OMP_NUM_THREADS="3") == ["0", "{0}", "right"]
 
 
+@pytest.mark.slow
 @pytest.mark.unsanitized
 def test_a_fork_beside_calls_and_loads_of_a_compiled_model(compiled_values: Callable[[str, str], pathlib.Path]) -> None:
     script = """

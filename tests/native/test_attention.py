@@ -70,6 +70,7 @@ def verify(
 lengths = st.integers(1, 150)
 
 
+@pytest.mark.slow
 @settings(max_examples=120, deadline=None)
 @given(
     st.integers(1, 3), st.integers(1, 4), lengths, lengths, st.sampled_from([1, 7, 16, 20, 32, 64]),
@@ -212,6 +213,7 @@ def _values(path: Path, **environment: str) -> list[torch.Tensor]:
     return values
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("isa", ["baseline", "v3", "v4", None])
 def test_every_level_of_instructions_and_number_of_threads(isa: str | None, tmp_path: Path) -> None:
     """None: what this CPU has on top of v4, too."""

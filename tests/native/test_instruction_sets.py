@@ -34,6 +34,7 @@ TESTS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("isa", NAMES)
 def test_other_instruction_sets(isa: str) -> None:
     skip_if_own(isa)

@@ -135,6 +135,7 @@ def test_every_size_and_variant_has_files_of_its_own(load: types.SimpleNamespace
     assert len(set(labels)) == len(labels)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(importlib.util.find_spec("gguf") is None, reason="gguf is not installed")
 @pytest.mark.parametrize("size", ["qwen3_0.6b", "llama3.2_1b"])
 def test_a_gguf_file_of_a_tiny_model_has_its_weights(

@@ -52,10 +52,12 @@ def test_weights_in_the_library(stock_linear: pathlib.Path) -> None:
     assert run(script, stock_linear) == ["untorch right"]
 
 
+@pytest.mark.slow
 def test_weights_beside_the_library(stock_blob: pathlib.Path) -> None:
     assert run(UNTORCH, stock_blob) == ["untorch right"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("script", [IMPORT + UNTORCH, UNTORCH + IMPORT + AGAIN], ids=["before", "after"])
 def test_beside_an_imported_torch(script: str, stock_linear: pathlib.Path) -> None:
     pytest.importorskip("torch")

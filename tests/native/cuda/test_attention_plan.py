@@ -72,6 +72,7 @@ def test_causal_row_blocks(tmp_path: Path) -> None:
     ]  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "change",
     [

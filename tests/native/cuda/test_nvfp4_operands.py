@@ -111,6 +111,7 @@ def test_blocks_of_rows(tmp_path: Path) -> None:
     assert not zeros.any()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("tiles", [0, 2, 4, 8])
 def test_codes_of_weights(tiles: int, tmp_path: Path) -> None:
     packed, _ = random_weight(24, 384)

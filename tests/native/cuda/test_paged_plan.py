@@ -79,6 +79,7 @@ def test_without_prompts_nothing_is_launched(tmp_path: Path) -> None:
     assert [(plan[0], plan[6], plan[7], plan[9]) for plan in got] == [(1, 0, 0, 0), (1, 66 * 8, 132, 17)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "change",
     [

@@ -121,6 +121,7 @@ def test_closed_pipe_is_quiet() -> None:
     assert "Exception ignored" not in done.stderr
 
 
+@pytest.mark.slow
 def test_torch_is_never_imported(package: Path) -> None:
     check = "import atexit, sys; atexit.register(lambda: print('torch' in sys.modules, file=sys.stderr))"
     for arguments in (("inspect", package), ("run", package, "--input", "x=zeros"), ("ops",), ("doctor",)):

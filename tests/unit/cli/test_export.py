@@ -293,6 +293,7 @@ def test_check_names_what_is_missing(script: Path) -> None:
     assert any("torch.ops.shop.discount" in line for line in missing["sources"])
 
 
+@pytest.mark.slow
 @needs_torch
 def test_export_then_run(script: Path, tmp_path: Path, cli: Callable[..., Any]) -> None:
     path = tmp_path / "net.pt2"

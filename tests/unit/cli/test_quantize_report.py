@@ -110,6 +110,7 @@ def test_what_is_not_installed(
     assert (done.code, done.err) == (1, f"untorch: {text}\n")
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")  # matplotlib's own
 def test_plot(script: Path, cli: Callable[..., Any], tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
@@ -125,6 +126,7 @@ def test_plot(script: Path, cli: Callable[..., Any], tmp_path: Path) -> None:
     assert done.err.startswith(f"untorch: --plot {tmp_path}/errors.xyz: Format 'xyz' is not supported")
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")  # torch's own, while it exports
 def test_a_recipe_with_the_sensitivity_of_layers(script: Path, cli: Callable[..., Any], tmp_path: Path) -> None:
     recipe = tmp_path / "recipe.json"

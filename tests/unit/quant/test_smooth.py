@@ -134,6 +134,7 @@ def test_wrong_options(options: dict[str, Any], text: str) -> None:
         QuantizeOptions("int8", **options)
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")  # torch's own, while it exports
 def test_static_ranges_of_outliers_gain_from_it(tmp_path: Path) -> None:
     model, errors = Attention().eval(), {}

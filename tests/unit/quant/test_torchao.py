@@ -247,6 +247,7 @@ def test_layers_of_torchao(config: str, how: dict[str, str], layer: str | None) 
     torch.testing.assert_close(model(x), expected, rtol=0.0, atol=0.05)
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")  # torch's and torchao's own
 @pytest.mark.parametrize(
     ("config", "layer"), [("Int8DynamicActivationInt8WeightConfig", "int8"), ("Int8WeightOnlyConfig", None)]

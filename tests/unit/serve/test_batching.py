@@ -335,6 +335,7 @@ def test_each_call_gets_what_it_would_get_alone(
             assert call.outputs[1].tolist() == x.sum(axis=1).tolist()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("loops", "threads"),
     [

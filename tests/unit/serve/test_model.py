@@ -52,6 +52,7 @@ def test_layouts() -> None:
     assert own.tolist() == array.tolist()
 
 
+@pytest.mark.slow
 def test_a_stock_package(stock_linear: pathlib.Path) -> None:
     """It describes nothing: inputs have numbers, calls are not joined."""
     repository = Repository(ServeOptions(models={"s": str(stock_linear)}))

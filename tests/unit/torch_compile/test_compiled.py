@@ -47,6 +47,7 @@ def test_opcheck(dtype: torch.dtype) -> None:
         torch.library.opcheck(RUN_MOE, (x, topk_weights, topk_ids, runner_id, 5))
 
 
+@pytest.mark.slow
 def test_rows_may_vary_without_another_graph() -> None:
     runner, experts = Scale(2), Experts(8, 4)
     linear, moe = register_runner(runner), register_runner(experts)

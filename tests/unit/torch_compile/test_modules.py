@@ -73,6 +73,7 @@ def test_the_end_of_a_module_is_the_end_of_its_id() -> None:
         find_runner(runner_id)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("duplicate", [copy.copy, copy.deepcopy])
 def test_copies_call_the_same_runner(duplicate: Any) -> None:
     module = make_linear()
@@ -210,6 +211,7 @@ class Transformer(nn.Module):
         return self.head(x)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("with_runners", [False, True])
 @pytest.mark.parametrize("mode", ["default", pytest.param("reduce-overhead", marks=pytest.mark.exhaustive)])
 def test_a_compiled_transformer(with_runners: bool, mode: str) -> None:
@@ -222,6 +224,7 @@ def test_a_compiled_transformer(with_runners: bool, mode: str) -> None:
     assert counters["stats"]["unique_graphs"] == 2  # that of the first call, and one for all that follow
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
 def test_parameters_that_could_have_gradients(mode: Any) -> None:
     model, tokens = Transformer(True).eval(), torch.arange(12).view(2, 6)
@@ -237,6 +240,7 @@ def test_both_kinds_of_experts_are_the_same_model() -> None:
     assert torch.equal(a, b)
 
 
+@pytest.mark.slow
 def test_layers_that_are_compiled_alone_call_their_own_runners() -> None:
     model = Transformer(True).eval().requires_grad_(False)
     tokens = torch.arange(12).view(2, 6)

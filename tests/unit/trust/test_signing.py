@@ -70,6 +70,7 @@ def test_a_key_signs_and_verifies(archive: Path, keys: Any, inside: bool) -> Non
     assert verdict(archive, policy) == f"{where} is by the key {keys.public}"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("inside", [False, True])
 def test_model_signing_verifies_the_unpacked_archive(archive: Path, keys: Any, tmp_path: Path, inside: bool) -> None:
     sign(archive, Signer(key=str(keys.private)), inside=inside)
@@ -84,6 +85,7 @@ def test_model_signing_verifies_the_unpacked_archive(archive: Path, keys: Any, t
     assert text.startswith("failed: ") and "Hash mismatch for" in text and "weight_0" in text
 
 
+@pytest.mark.slow
 def test_what_model_signing_signs_verifies_here(archive: Path, keys: Any, tmp_path: Path) -> None:
     """Signatures of the unpacked archive and of the file itself."""
     with zipfile.ZipFile(archive) as zipped:

@@ -36,6 +36,7 @@ def written(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     return found
 
 
+@pytest.mark.slow
 def test_a_module(written: dict[str, Any], tmp_path: Path) -> None:
     model = make_model("Gemma2", eos_token_id=7)
     model.train()
@@ -68,6 +69,7 @@ def test_a_module(written: dict[str, Any], tmp_path: Path) -> None:
     assert model.config.use_cache is True
 
 
+@pytest.mark.slow
 def test_logits_in_one_piece(written: dict[str, Any], tmp_path: Path) -> None:
     """Inductor pads no GEMM of a step: the method that chooses tokens takes the logits as they are."""
     model = make_model("Llama")
@@ -77,6 +79,7 @@ def test_logits_in_one_piece(written: dict[str, Any], tmp_path: Path) -> None:
     assert written["options"].inductor == {}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("kv_dtype", "name"), [("int8", "int8"), ("fp8", "float8_e4m3fn")])
 def test_quantised_pages(kv_dtype: str, name: str, written: dict[str, Any], tmp_path: Path) -> None:
     model = make_model("Llama", head_dim=64)
@@ -93,6 +96,7 @@ def test_quantised_pages(kv_dtype: str, name: str, written: dict[str, Any], tmp_
     }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "kv_dtype"), [("Llama", None), ("Llama", "int8"), ("Llama", "fp8"), ("Gemma2", "int8")]
 )  # fmt: skip
@@ -107,6 +111,7 @@ def test_examples_are_valid_calls(
             assert step(*args).shape == (3, 258)
 
 
+@pytest.mark.slow
 def test_a_model_with_states(written: dict[str, Any], tmp_path: Path) -> None:
     causal_lm(make_model("Qwen3Next"), tmp_path / "m.pt2", token_counts=(4, 40))
     assert written["llm"]["state_elements"] == 3 * (3 * 64 + 4 * 8 * 8)
@@ -136,6 +141,7 @@ def test_a_model_with_states(written: dict[str, Any], tmp_path: Path) -> None:
     assert len(written["requests"][0].method.args) == 8
 
 
+@pytest.mark.slow
 def test_a_folder(written: dict[str, Any], tmp_path: Path) -> None:
     from tokenizers import Tokenizer
 
@@ -252,6 +258,7 @@ def test_embedding_models(written: dict[str, Any], tmp_path: Path) -> None:
     json.dumps(section)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("pooling", ["lasttoken", "mean_tokens"])
 def test_a_folder_of_sentence_transformers(pooling: str, written: dict[str, Any], tmp_path: Path) -> None:
     from tests.unit.export.lm.test_pooled import folder
@@ -277,6 +284,7 @@ def test_a_folder_of_sentence_transformers(pooling: str, written: dict[str, Any]
     assert written["llm"]["max_positions"] == 128
 
 
+@pytest.mark.slow
 def test_rerankers(written: dict[str, Any], tmp_path: Path) -> None:
     config = make_model("Qwen3").config
     config.id2label, config.label2id = {0: "no", 1: "yes"}, {"no": 0, "yes": 1}

@@ -17,6 +17,7 @@ from untorch.export.lm.step import Step
 pytestmark = pytest.mark.filterwarnings("ignore")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 def test_models_that_are_right(dtype: torch.dtype) -> None:
     step = Step(make_model("Gemma2").to(dtype))
@@ -24,6 +25,7 @@ def test_models_that_are_right(dtype: torch.dtype) -> None:
     assert step.model.config._attn_implementation == NAME
 
 
+@pytest.mark.slow
 def test_values_of_another_layer(monkeypatch: pytest.MonkeyPatch) -> None:
     """As when layers were told by their keys alone: chunks agree with each other."""
     layer_of = Recorder.layer_of
@@ -40,6 +42,7 @@ def test_values_of_another_layer(monkeypatch: pytest.MonkeyPatch) -> None:
     )
 
 
+@pytest.mark.slow
 def test_layers_that_differ_from_some_length_on(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(attention, "_mask", lambda *args, **named: attention._Mask(40, 0))
     step = Step(make_model("Llama"))
@@ -68,6 +71,7 @@ def test_large_models_are_checked_at_a_smaller_length(monkeypatch: pytest.Monkey
     assert counts == [12, 128, 12, 50, 12, 40, 12]
 
 
+@pytest.mark.slow
 def test_errors_of_a_model_name_the_layer() -> None:
     with pytest.raises(CompileError) as caught:
         Step(make_model("DeepseekV32"))

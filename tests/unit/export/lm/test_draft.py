@@ -37,6 +37,7 @@ def folder(path: Path, model: Any, vocabulary: bytes | None) -> Path:
     return path
 
 
+@pytest.mark.slow
 def test_methods_and_pages_of_its_own(written: dict[str, Any], tmp_path: Path) -> None:
     model, draft = make_model("Llama"), make_model("Gemma2")
     causal_lm(
@@ -56,6 +57,7 @@ def test_methods_and_pages_of_its_own(written: dict[str, Any], tmp_path: Path) -
     assert "draft" not in written["llm"]
 
 
+@pytest.mark.slow
 def test_vocabularies_by_the_tokenizer(written: dict[str, Any], tmp_path: Path) -> None:
     words = tokenizer()
     model = folder(tmp_path / "model", make_model("Llama"), words)
