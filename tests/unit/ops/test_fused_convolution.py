@@ -43,14 +43,16 @@ def test_it_is_the_convolution_and_what_follows(
     bias = torch.randn(outputs, dtype=dtype) if has_bias else None
     lists = ([1] * n, [1] * n, [1] * n, transposed, [0] * n, groups)
     want = torch.ops.aten.convolution(x, weight, bias, *lists)
+    largest = float(want.abs().max())
     residual = torch.randn_like(want) if has_residual else None
     want = activate(want if residual is None else want + residual, activation)
     stored = stored_weight(weight, transposed, groups)
     assert stored.is_contiguous()
     assert stored.dim() == (n + 1 if form == "depthwise" else n + 2)
     got = fused_convolution(x, stored, bias, residual, *lists, activation, channels_last)
-    near = {torch.float32: 1e-4, torch.bfloat16: 4e-2, torch.float16: 4e-3}[dtype]  # another order of sums
-    torch.testing.assert_close(got, want, rtol=near, atol=near)
+    # Another order of sums, and eager rounds the convolution, of which a residual may leave little.
+    near = {torch.float32: 1e-5, torch.bfloat16: 2**-7, torch.float16: 2**-10}[dtype]
+    torch.testing.assert_close(got, want, rtol=4 * near, atol=near * max(largest, 1.0))
     last = torch.channels_last if n == 2 else torch.channels_last_3d
     assert got.is_contiguous(memory_format=last if channels_last else torch.contiguous_format)
     with FakeTensorMode() as mode:
