@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 import copy
-import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.conformance.language_models import greedy, make_model, round_inputs
-from tests.conformance.test_llm_int4_experts import NEW, PROMPTS, RUN
+from tests.conformance.language_models import make_model, round_inputs
+from tests.conformance.test_llm_int4_experts import check_tokens
 from untorch.export import causal_lm
 from untorch.quant import NVFP4Linear, quantize
 
@@ -31,10 +27,4 @@ def test_tokens_of_generate(tmp_path: Path) -> None:
     quantize(rounded, "nvfp4", progress=False)
     assert any(isinstance(part, NVFP4Linear) for part in rounded.modules())
     round_inputs(rounded)
-    job = {"path": str(path), "prompts": PROMPTS, "new": NEW}
-    python = os.environ.get("UNTORCH_RUN_PYTHON", sys.executable)
-    done = subprocess.run([python, "-c", RUN], input=json.dumps(job), capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    expected = [greedy(rounded, prompt, NEW) for prompt in PROMPTS]
-    assert json.loads(done.stdout) == [expected, expected]
-    assert expected != [greedy(model, prompt, NEW) for prompt in PROMPTS]
+    check_tokens(path, rounded, model)

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from typing import Any
 
 import pytest
@@ -13,9 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.native.operands import drawn_rows
-from tests.native.shim import ROOT, Opt, ShimError, call, library_path
+from tests.native.shim import Opt, ShimError, call
+from tests.native.test_w4a8 import check_threads, quantized
 from tests.native.test_w4a8 import pack as pack_int4
-from tests.native.test_w4a8 import quantized
 
 BF16, F16, F32 = torch.bfloat16, torch.float16, torch.float32
 E4M3 = torch.float8_e4m3fn
@@ -138,26 +135,9 @@ def test_a_row_alone_gives_what_it_gives_among_others() -> None:
         assert torch.equal(linear(x[:count], w), whole[:count])
 
 
-SCRIPT = """
-import sys; sys.path.insert(0, sys.argv[1])
-import torch, hashlib
-from tests.native.test_nvfp4_int8 import Weight, linear
-w = Weight(1030, 1024)
-x = torch.randn(140, 1024, generator=torch.Generator().manual_seed(1))
-for m in (1, 7, 140):
-    print(hashlib.sha256(linear(x[:m], w).numpy().tobytes()).hexdigest())
-"""
-
-
 @pytest.mark.unsanitized
 def test_the_number_of_threads_does_not_change_a_bit() -> None:
-    outputs = set()
-    for threads in ("1", "2", "3"):
-        env = {**os.environ, "OMP_NUM_THREADS": threads, "UNTORCH_LIBRARY": library_path()}
-        command = [sys.executable, "-c", SCRIPT, str(ROOT)]
-        outputs.add(subprocess.run(command, env=env, capture_output=True, text=True, check=True).stdout)
-    assert len(outputs) == 1
-    assert len(outputs.pop().split()) == 3
+    check_threads("test_nvfp4_int8", "1030, 1024")
 
 
 def operands(**changed: Any) -> list[Any]:

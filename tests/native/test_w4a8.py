@@ -165,23 +165,28 @@ def test_a_row_alone_gives_what_it_gives_among_others() -> None:
 SCRIPT = """
 import sys; sys.path.insert(0, sys.argv[1])
 import torch, hashlib
-from tests.native.test_w4a8 import BF16, Weight, linear
-w = Weight(1030, 1024, 64, BF16)
+from tests.native.{module} import Weight, linear
+w = Weight({weight})
 x = torch.randn(140, 1024, generator=torch.Generator().manual_seed(1))
 for m in (1, 7, 140):
     print(hashlib.sha256(linear(x[:m], w).numpy().tobytes()).hexdigest())
 """
 
 
-@pytest.mark.unsanitized
-def test_the_number_of_threads_does_not_change_a_bit() -> None:
+def check_threads(module: str, weight: str) -> None:
+    """``linear`` of a module of tests gives the same bits for any number of threads."""
     outputs = set()
     for threads in ("1", "2", "3"):
         env = {**os.environ, "OMP_NUM_THREADS": threads, "UNTORCH_LIBRARY": library_path()}
-        command = [sys.executable, "-c", SCRIPT, str(ROOT)]
+        command = [sys.executable, "-c", SCRIPT.format(module=module, weight=weight), str(ROOT)]
         outputs.add(subprocess.run(command, env=env, capture_output=True, text=True, check=True).stdout)
     assert len(outputs) == 1
     assert len(outputs.pop().split()) == 3
+
+
+@pytest.mark.unsanitized
+def test_the_number_of_threads_does_not_change_a_bit() -> None:
+    check_threads("test_w4a8", "1030, 1024, 64, torch.bfloat16")
 
 
 def operands(**changed: Any) -> list[Any]:

@@ -16,9 +16,8 @@ from __future__ import annotations
 import torch
 
 from untorch.ops import native
-from untorch.ops.describe import kind_of
 from untorch.ops.nvfp4_layout import BLOCK_SIZE, e2m1_values
-from untorch.ops.w4a8 import W4A8_PART, quantize_parts
+from untorch.ops.w4a8 import W4A8_PART, check_operands, quantize_parts
 from untorch.ops.w4a8_layout import W4A8_BLOCK, unpack_nvfp4_w4a8
 
 __all__ = ["C_SHIM", "OPERATOR", "nvfp4_int8_linear", "nvfp4_int8_linear_reference"]
@@ -95,31 +94,14 @@ def _check(
     out_features: int,
     bias: torch.Tensor | None,
 ) -> None:
-    if x.dim() < 1 or not x.dtype.is_floating_point:
-        raise ValueError(f"nvfp4_int8_linear: x: expected floating point [..., k], got {kind_of(x)}")
-    stride = x.stride(-1)  # one that varies cannot be judged before the call
-    if isinstance(stride, int) and stride != 1 and x.shape[-1] > 1:
-        raise ValueError(
-            f"nvfp4_int8_linear: x: expected a contiguous last dimension, got the stride {stride}: copy it"
-        )
-    panels, k = -(-out_features // W4A8_BLOCK), -(-x.shape[-1] // W4A8_PART) * W4A8_PART
-    _expect("weight", weight, (panels, k // 8, W4A8_BLOCK), torch.int32)
-    _expect("block_scale", block_scale, (panels, k // BLOCK_SIZE, W4A8_BLOCK), torch.float8_e4m3fn)
-    _expect("global_scale", global_scale, (out_features,), torch.float32)
-    tensors = {"weight": weight, "block_scale": block_scale, "global_scale": global_scale}
-    if bias is not None:
-        _expect("bias", bias, (out_features,), x.dtype)
-        tensors["bias"] = bias
-    for name, tensor in tensors.items():
-        if tensor.device != x.device:
-            raise ValueError(f"nvfp4_int8_linear: {name}: expected the device of x, {x.device}, got {tensor.device}")
-
-
-def _expect(name: str, tensor: torch.Tensor, shape: tuple[int, ...], dtype: torch.dtype) -> None:
-    same = tensor.dim() == len(shape) and all(a == b for a, b in zip(tensor.shape, shape, strict=True))
-    if not same or tensor.dtype != dtype or not tensor.is_contiguous():
-        expected = f"{str(dtype).removeprefix('torch.')} {list(shape)}"
-        raise ValueError(f"nvfp4_int8_linear: {name}: expected contiguous {expected}, got {kind_of(tensor)}")
+    panels, k = -(-out_features // W4A8_BLOCK), -(-x.shape[-1] // W4A8_PART) * W4A8_PART if x.dim() else 0
+    expected = {
+        "weight": (weight, (panels, k // 8, W4A8_BLOCK), (torch.int32,)),
+        "block_scale": (block_scale, (panels, k // BLOCK_SIZE, W4A8_BLOCK), (torch.float8_e4m3fn,)),
+        "global_scale": (global_scale, (out_features,), (torch.float32,)),
+        "bias": (bias, (out_features,), (x.dtype,)),
+    }
+    check_operands("nvfp4_int8_linear", x, expected)
 
 
 OPERATOR = torch.ops.untorch.nvfp4_int8_linear.default

@@ -14,6 +14,8 @@ the same integers elsewhere. The reference here gives the same integers.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import torch
 
 from untorch.ops import native
@@ -21,7 +23,9 @@ from untorch.ops.describe import kind_of
 from untorch.ops.int4 import GROUP_SIZES
 from untorch.ops.w4a8_layout import W4A8_BLOCK, unpack_w4a8
 
-__all__ = ["C_SHIM", "OPERATOR", "W4A8_PART", "quantize_parts", "w4a8_linear", "w4a8_linear_reference"]
+__all__ = [
+    "C_SHIM", "OPERATOR", "W4A8_PART", "check_operands", "quantize_parts", "w4a8_linear", "w4a8_linear_reference",
+]  # fmt: skip
 
 W4A8_PART = 32
 _LEAST_SCALE = 2.0**-126
@@ -116,26 +120,35 @@ def _check(
 ) -> None:
     if group_size not in GROUP_SIZES:
         raise ValueError(f"w4a8_linear: group_size: expected 32, 64, 128 or 256, got {group_size}")
+    panels, groups = -(-out_features // W4A8_BLOCK), -(-x.shape[-1] // group_size) if x.dim() else 0
+    expected = {
+        "weight": (weight, (panels, groups * group_size // 8, W4A8_BLOCK), (torch.int32,)),
+        "scale_and_zero": (scale_and_zero, (panels, groups, 2, W4A8_BLOCK), _SCALE_DTYPES),
+        "bias": (bias, (out_features,), (x.dtype,)),
+    }
+    check_operands("w4a8_linear", x, expected)
+
+
+def check_operands(
+    operator: str,
+    x: torch.Tensor,
+    expected: Mapping[str, tuple[torch.Tensor | None, tuple[int, ...], tuple[torch.dtype, ...]]],
+) -> None:
+    """Of an operator with rows x: x, and by name a tensor or None, its shape, and dtypes. Raises ValueError."""
     if x.dim() < 1 or not x.dtype.is_floating_point:
-        raise ValueError(f"w4a8_linear: x: expected floating point [..., k], got {kind_of(x)}")
+        raise ValueError(f"{operator}: x: expected floating point [..., k], got {kind_of(x)}")
     stride = x.stride(-1)  # one that varies cannot be judged before the call
     if isinstance(stride, int) and stride != 1 and x.shape[-1] > 1:
-        raise ValueError(f"w4a8_linear: x: expected a contiguous last dimension, got the stride {stride}: copy it")
-    panels, groups = -(-out_features // W4A8_BLOCK), -(-x.shape[-1] // group_size)
-    _expect("weight", weight, (panels, groups * group_size // 8, W4A8_BLOCK), (torch.int32,))
-    _expect("scale_and_zero", scale_and_zero, (panels, groups, 2, W4A8_BLOCK), _SCALE_DTYPES)
-    if bias is not None:
-        _expect("bias", bias, (out_features,), (x.dtype,))
-    for name, tensor in (("weight", weight), ("scale_and_zero", scale_and_zero), ("bias", bias)):
-        if tensor is not None and tensor.device != x.device:
-            raise ValueError(f"w4a8_linear: {name}: expected the device of x, {x.device}, got {tensor.device}")
-
-
-def _expect(name: str, tensor: torch.Tensor, shape: tuple[int, ...], dtypes: tuple[torch.dtype, ...]) -> None:
-    same = tensor.dim() == len(shape) and all(a == b for a, b in zip(tensor.shape, shape, strict=True))
-    if not same or tensor.dtype not in dtypes or not tensor.is_contiguous():
-        expected = " or ".join(str(dtype).removeprefix("torch.") for dtype in dtypes)
-        raise ValueError(f"w4a8_linear: {name}: expected contiguous {expected} {list(shape)}, got {kind_of(tensor)}")
+        raise ValueError(f"{operator}: x: expected a contiguous last dimension, got the stride {stride}: copy it")
+    for name, (tensor, shape, dtypes) in expected.items():
+        if tensor is None:
+            continue
+        same = tensor.dim() == len(shape) and all(a == b for a, b in zip(tensor.shape, shape, strict=True))
+        if not same or tensor.dtype not in dtypes or not tensor.is_contiguous():
+            kinds = " or ".join(str(dtype).removeprefix("torch.") for dtype in dtypes)
+            raise ValueError(f"{operator}: {name}: expected contiguous {kinds} {list(shape)}, got {kind_of(tensor)}")
+        if tensor.device != x.device:
+            raise ValueError(f"{operator}: {name}: expected the device of x, {x.device}, got {tensor.device}")
 
 
 OPERATOR = torch.ops.untorch.w4a8_linear.default
