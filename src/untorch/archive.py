@@ -145,6 +145,11 @@ class ArchiveWriter:
             self._digests["entries"][name] = _core.sha256(view)
         self._serialization.update(f"{name}\0{info.CRC}\0{len(view)}\0".encode())
 
+    def sync(self) -> None:
+        """Puts what was written so far on the disk: ``finish`` need not wait for it then."""
+        self._file.flush()
+        os.fsync(self._file.fileno())
+
     def write_manifest(self, manifest: dict[str, Any]) -> None:
         """Add ``extra/untorch.json`` with the digests of all entries. The last entry: nothing may follow."""
         self._write_serialization_id()
@@ -165,8 +170,7 @@ class ArchiveWriter:
         if not self._file.closed:
             self._write_serialization_id()
             self._zip.close()
-            self._file.flush()
-            os.fsync(self._file.fileno())
+            self.sync()
             self._file.close()
             self._check()
         return self._temporary

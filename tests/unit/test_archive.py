@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import struct
 import zipfile
 from pathlib import Path
@@ -84,6 +85,20 @@ def test_what_was_written_is_taken_back(tmp_path: Path) -> None:
         writer.restart()
         writer.write("x", b"new")
     assert (tmp_path / "again.pt2").read_bytes() == expected
+
+
+def test_what_was_written_can_be_on_the_disk_before_the_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    synced: list[int] = []
+    with monkeypatch.context() as patched, ArchiveWriter(tmp_path / "m.pt2") as writer:
+        patched.setattr(os, "fsync", lambda descriptor: synced.append(os.fstat(descriptor).st_size))
+        writer.write("data/weights/weight_0", bytes(100_000))
+        writer.sync()
+        writer.write("data/weights/weight_1", bytes(100_000))
+        writer.finish()
+    begun, whole, _ = synced  # and the folder
+    assert 100_000 <= begun < 200_000 <= whole == (tmp_path / "m.pt2").stat().st_size
+    with ArchiveReader(tmp_path / "m.pt2") as reader:
+        assert reader.read("data/weights/weight_1") == bytes(100_000)
 
 
 def test_digests_that_are_known(tmp_path: Path) -> None:

@@ -205,6 +205,7 @@ def write_package(
                 if store.files:
                     with progress.bar("write weights", store.nbytes) as writer.on_bytes:
                         _write_weights(writer, store)
+                    writer.sync()
                 if checked is not None:
                     with progress.step("check"):
                         checked.result()

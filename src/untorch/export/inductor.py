@@ -160,9 +160,13 @@ def begin_inductor(method: Method, folder: Path, generated: list[tuple[str, str 
         fused_convolution.register_lowering()
         byte_max_pool.register_lowering()
         int8_convolution.register_lowering()
-        try:
+
+        def compile_module() -> Any:
             with quiet_logs(), kernel_origins(describe_call) as sequence, objects_at_a_time(), keeps_sizes(module):
-                result = torch._inductor.aot_compile(module, args, kwargs, options=values)
+                return torch._inductor.aot_compile(module, args, kwargs, options=values), sequence
+
+        try:
+            result, sequence = compile_module() if layers is None else layers.compile(module, compile_module)
         except FixedSizeError as error:
             raise CompileError(f"method {method.name!r}: Inductor {error}: make them static") from error
         except Exception as error:
@@ -186,7 +190,7 @@ def begin_inductor(method: Method, folder: Path, generated: list[tuple[str, str 
         _environment("LIBRARY_PATH", f"{links}:{path}" if path else str(links)),
         _environment("TRITON_DISABLE_LINE_INFO", line_info),
         neutral_paths(output),
-        equal_layers() if outlines else contextlib.nullcontext(),
+        equal_layers() if outlines else contextlib.nullcontext() as layers,
         dependent_launches() if _launches_dependent(method) else contextlib.nullcontext(),
     ):
         return method.target.begin_inductor(method, aot_compile, (tuple(args), dict(kwargs)))

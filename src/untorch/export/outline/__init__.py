@@ -5,6 +5,8 @@ them, and the C++ compiler compiles each of them. ``outline_layers`` finds seque
 gives the first one a graph of its own whose inputs are what it reads, weights too, and replaces each by a call (the
 higher-order operator ``invoke_subgraph``). patches/layers.py makes a C++ function of that graph.
 
+What is done before, AOTAutograd and Inductor's passes, sees a few of the layers alone: see shortening.py.
+
 It changes the graph that Inductor is about to lower: nothing is functional there any more, so a layer may write into
 what it is given (a KV cache), which Inductor is told.
 """
@@ -18,8 +20,12 @@ from torch import fx
 from untorch.export.outline.calls import MAY_BE_UNALIGNED, OWN_NUMBERS, WRITTEN_OPERANDS, make_calls
 from untorch.export.outline.equal import FEWEST_CALLS, Body, find_layers
 from untorch.export.outline.gather import gather
+from untorch.export.outline.shortening import LengthenError, Shortened, lengthen, shorten
 
-__all__ = ["FEWEST_CALLS", "MAY_BE_UNALIGNED", "OWN_NUMBERS", "WRITTEN_OPERANDS", "Outlined", "outline_layers"]
+__all__ = [
+    "FEWEST_CALLS", "MAY_BE_UNALIGNED", "OWN_NUMBERS", "WRITTEN_OPERANDS", "LengthenError", "Outlined", "Shortened",
+    "lengthen", "outline_layers", "shorten",
+]  # fmt: skip
 
 
 @dataclass(frozen=True)

@@ -3,21 +3,21 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Hashable, Iterable, Sequence
+from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass
 from operator import getitem
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import torch
 from torch import fx
 from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
-from torch.fx.node import Argument
 
 from untorch.export.outline.gather import find_gathered
+from untorch.export.outline.look import form, kind, look, own_numbers
 from untorch.export.outline.nodes import is_convolution, is_heavy, is_number, is_view, written_arguments
 
-__all__ = ["FEWEST_CALLS", "Body", "Layer", "find_layers"]
+__all__ = ["FEWEST_CALLS", "MOST_NODES", "Body", "Layer", "candidates", "find_layers"]
 
 # Two calls save one layer, and cost a function and the fusion of what lies at its ends.
 FEWEST_CALLS = 3
@@ -26,7 +26,7 @@ _FEWEST_NODES, _FEWEST_HEAVY = 12, 4
 # Sequences of equal lengths that are looked at closely.
 _CANDIDATES = 24
 # Larger graphs would take long to search, and memory.
-_MOST_NODES = 60_000
+MOST_NODES = 60_000
 # What a cut costs, in tensors that are passed on: where Inductor would fuse, and where none is possible.
 _LOST_FUSION, _PARTED = 4, 1000
 
@@ -47,106 +47,9 @@ class Body:
         numbers: dict[Hashable, int] = {}
         tokens = np.empty(len(nodes), np.int32)
         for index, node in enumerate(nodes):
-            key: Hashable = ("alone", index) if node in taken else _look(node)
+            key: Hashable = ("alone", index) if node in taken else look(node)
             tokens[index] = numbers.setdefault(key, len(numbers))
         return cls(nodes, tokens, {node: index for index, node in enumerate(nodes)})
-
-
-def _look(node: fx.Node) -> Hashable:
-    """The operator, its constants, and the kinds of its operands and of its results."""
-    arguments = _mapped(node, _kind)
-    return _target(node), _hashable(_without_indices(node, arguments)), _kind(node)
-
-
-_MARK = ("number",)
-
-
-def _own_numbers(node: fx.Node) -> list[int]:
-    """Places of integers that may differ between layers: those that operators of libraries take at run time.
-
-    An offset in a pool is one. Inductor makes code of PyTorch's own operators, which is better with constants.
-    """
-    if not isinstance(node.target, torch._ops.OpOverload) or node.target.namespace in ("aten", "prims"):
-        return []
-    declared = node.target._schema.arguments
-    return [
-        index
-        for index, (value, argument) in enumerate(zip(node.args, declared, strict=False))
-        if type(value) is int and argument.real_type.kind() == "SymIntType"
-    ]
-
-
-def _marked(node: fx.Node) -> tuple[Any, ...]:
-    arguments = list(node.args)
-    for index in _own_numbers(node):
-        arguments[index] = _MARK
-    return tuple(arguments)
-
-
-@dataclass(frozen=True)
-class _Kind:
-    """Stands for an operand."""
-
-    kind: Hashable
-
-
-def _mapped(node: fx.Node, kind: Callable[[fx.Node], Hashable]) -> Any:
-    """The arguments, with ``kind`` of each operand."""
-    return fx.map_arg((_marked(node), node.kwargs), lambda operand: cast(Argument, _Kind(kind(operand))))
-
-
-def _target(node: fx.Node) -> Hashable:
-    return node.target if not isinstance(node.target, str) else ("name", node.target)
-
-
-def _kind(node: fx.Node) -> Hashable:
-    """Dtype, sizes, strides and device; for numbers the expression."""
-    return _kind_of(node.meta.get("val"))
-
-
-def _kind_of(value: Any) -> Hashable:
-    if isinstance(value, torch.Tensor):
-        # By the expressions: the symbols of one graph have one meaning.
-        sizes, strides = tuple(map(str, value.shape)), tuple(map(str, value.stride()))
-        return value.dtype, sizes, strides, str(value.device)
-    if isinstance(value, tuple | list):
-        return tuple(map(_kind_of, value))
-    return type(value).__name__, str(value)
-
-
-def _without_indices(node: fx.Node, arguments: Any) -> Any:
-    """A Triton kernel by itself instead of its place in a table, which each call has of its own."""
-    if node.target is not torch.ops.higher_order.triton_kernel_wrapper_mutation:
-        return arguments
-    from torch._higher_order_ops.triton_kernel_wrap import kernel_side_table
-
-    positional, by_name = arguments
-    by_name = dict(by_name)
-    kernel = kernel_side_table.get_kernel(by_name.pop("kernel_idx"))
-    constants = kernel_side_table.get_constant_args(by_name.pop("constant_args_idx"))
-    return positional, by_name, _kernel(kernel), constants
-
-
-def _kernel(kernel: Any) -> Hashable:
-    """Each call has an autotuner of its own: they are equal if they try the same configurations of one function."""
-    configs = getattr(kernel, "configs", None)
-    if configs is None or any(config.pre_hook is not None for config in configs):
-        return id(kernel)
-    return id(kernel.fn), tuple(str(config) for config in configs)
-
-
-def _hashable(value: Any) -> Hashable:
-    if isinstance(value, tuple | list):
-        return tuple(map(_hashable, value))
-    if isinstance(value, dict):
-        return tuple(sorted(((str(key), _hashable(entry)) for key, entry in value.items()), key=lambda item: item[0]))
-    if isinstance(value, slice):
-        return ("slice", _hashable((value.start, value.stop, value.step)))
-    try:
-        hash(value)
-    except TypeError:
-        return ("id", id(value))
-    return type(value), value
 
 
 @dataclass
@@ -164,11 +67,11 @@ class Layer:
 def find_layers(body: Body) -> list[Layer] | None:
     """The equal sequences that save most; None if nothing is worth a function."""
     count = len(body.nodes)
-    if count < FEWEST_CALLS * _FEWEST_NODES or count > _MOST_NODES:
+    if count < FEWEST_CALLS * _FEWEST_NODES or count > MOST_NODES:
         return None
     best: list[Layer] | None = None
     saved = 0
-    for start, length in _candidates(body.tokens):
+    for start, length in candidates(body.tokens):
         most = (len(_occurrences(body.tokens, start, length)) - 1) * length
         if most <= saved:
             continue
@@ -178,10 +81,13 @@ def find_layers(body: Body) -> list[Layer] | None:
     return best
 
 
-def _candidates(tokens: np.ndarray[Any, Any]) -> Iterable[tuple[int, int]]:
-    """Where a sequence begins that is followed by an equal one, and its length: those first that save most."""
+def candidates(tokens: np.ndarray[Any, Any], fewest: int = _FEWEST_NODES) -> Iterable[tuple[int, int]]:
+    """Where a sequence begins that is followed by an equal one, and its length: those first that save most.
+
+    fewest: nodes in it.
+    """
     found: list[tuple[int, int, int]] = []
-    for period in range(_FEWEST_NODES, len(tokens) // 2 + 1):
+    for period in range(fewest, len(tokens) // 2 + 1):
         equal = np.concatenate(([False], tokens[:-period] == tokens[period:], [False]))
         edges = np.flatnonzero(equal[1:] != equal[:-1])
         begins, ends = edges[::2], edges[1::2]
@@ -278,7 +184,7 @@ def _layer(nodes: Sequence[fx.Node]) -> Layer | None:
     """None if these cannot be a function."""
     place = {node: index for index, node in enumerate(nodes)}
     operands: dict[fx.Node, int] = {}
-    form: list[Hashable] = []
+    arguments: list[Hashable] = []
 
     def name(operand: fx.Node) -> Hashable:
         if operand in place:
@@ -289,8 +195,7 @@ def _layer(nodes: Sequence[fx.Node]) -> Layer | None:
     for node in nodes:
         if not _can_be_inside(node):
             return None
-        arguments = _mapped(node, name)
-        form.append(_hashable(_without_indices(node, arguments)))
+        arguments.append(form(node, name))
         for target in written_arguments(node):
             base = target
             while base in place and is_view(base):
@@ -313,12 +218,12 @@ def _layer(nodes: Sequence[fx.Node]) -> Layer | None:
         bases.add(base)
     ordered = sorted(bases, key=place.__getitem__)
     seen_outside = tuple(sorted(place[node] for node in results))
-    kinds = tuple(_kind(operand) for operand in operands)
-    whole = (tuple(form), kinds, seen_outside, tuple(place[node] for node in ordered), tuple(sorted(written)))
+    kinds = tuple(kind(operand) for operand in operands)
+    whole = (tuple(arguments), kinds, seen_outside, tuple(place[node] for node in ordered), tuple(sorted(written)))
     numbers: list[tuple[int, int, int]] = [
         (place[node], index, node.args[index])  # type: ignore[misc]
         for node in nodes
-        for index in _own_numbers(node)
+        for index in own_numbers(node)
     ]
     return Layer(list(nodes), list(operands), ordered, numbers, whole, frozenset(written))
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import os
 from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import torch
@@ -324,7 +326,7 @@ def triton_driver(gpu: GpuModel) -> Iterator[None]:
 )
 @contextlib.contextmanager
 def autotune_block(choose_launcher: Callable[[Any], Any]) -> Iterator[None]:
-    """Every kernel's configurations are compiled, and ``choose_launcher`` keeps one."""
+    """Every kernel's configurations are compiled, several kernels at a time, and ``choose_launcher`` keeps one."""
     from torch._inductor.codegen.wrapper import PythonWrapperCodegen
     from torch._inductor.runtime.triton_heuristics import CachingAutotuner
 
@@ -332,8 +334,13 @@ def autotune_block(choose_launcher: Callable[[Any], Any]) -> Iterator[None]:
         kernel: Any
         self.kernel_autotune_defs.splice("\nasync_compile.wait(globals())\ndel async_compile\n")
         scope: dict[str, Any] = {}
-        exec(self.kernel_autotune_defs.getvalue(), scope)
-        for kernel in [value for value in scope.values() if isinstance(value, CachingAutotuner)]:
+        with replaced(CachingAutotuner, "precompile", lambda self, *args, **kwargs: None):
+            exec(self.kernel_autotune_defs.getvalue(), scope)
+        kernels = [value for value in scope.values() if isinstance(value, CachingAutotuner)]
+        # LLVM runs without Python's lock, and ptxas is a process.
+        with ThreadPoolExecutor(len(os.sched_getaffinity(0)), thread_name_prefix="untorch-triton") as pool:
+            list(pool.map(lambda kernel: kernel.precompile(warm_cache_only=True), kernels))
+        for kernel in kernels:
             if not kernel.launchers:
                 kernel.precompile()
             kernel.launchers = [choose_launcher(kernel)]

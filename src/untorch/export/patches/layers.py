@@ -5,17 +5,64 @@ from __future__ import annotations
 import contextlib
 import re
 from collections import Counter
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Callable, Iterator
+from typing import Any, TypeVar
 
-from untorch.export.outline import MAY_BE_UNALIGNED, OWN_NUMBERS, WRITTEN_OPERANDS, outline_layers
+from torch import fx
+
+from untorch.export.outline import (
+    MAY_BE_UNALIGNED,
+    OWN_NUMBERS,
+    WRITTEN_OPERANDS,
+    Shortened,
+    lengthen,
+    outline_layers,
+    shorten,
+)
 from untorch.export.patches.origins import layer_call, layer_function
 from untorch.export.patches.registry import patch, replaced
+from untorch.runtime.log import INFO, log
 
-__all__ = ["called_layers", "equal_layers"]
+__all__ = ["EqualLayers", "called_layers", "equal_layers"]
+
+_T = TypeVar("_T")
 
 # An operand as generated code takes a tensor: it belongs to the caller, so freeing it does nothing.
 _OPERAND = "struct UntorchOperand : ConstantHandle { using ConstantHandle::ConstantHandle; void reset() {} };"
+
+
+class EqualLayers:
+    """The layers of a graph of which only a few go through AOTAutograd and Inductor's passes."""
+
+    def __init__(self) -> None:
+        self._shortened: Shortened | None = None
+
+    def compile(self, module: fx.GraphModule, compile_module: Callable[[], _T]) -> _T:
+        """What ``compile_module`` gives, which compiles the module: with few layers, else as a whole."""
+        whole = module.graph
+        self._shortened = shorten(whole)
+        if self._shortened is None:
+            return compile_module()
+        module.graph = self._shortened.graph
+        try:
+            result = compile_module()
+            if self._shortened is None:
+                return result
+            reason = "Inductor's passes did not run"
+        except Exception as error:
+            if self._shortened is None:
+                raise
+            reason = str(error)
+        finally:
+            module.graph, self._shortened = whole, None
+        log(INFO, "compiled with all layers, since it failed with a few of them: %s", reason)
+        return compile_module()
+
+    def put_back(self, module: fx.GraphModule) -> None:
+        """The layers that were left out. Raises LengthenError."""
+        if self._shortened is not None:
+            lengthen(module, self._shortened)
+            self._shortened = None
 
 
 @patch(
@@ -29,7 +76,7 @@ _OPERAND = "struct UntorchOperand : ConstantHandle { using ConstantHandle::Const
     test="test_layers.py::test_torch_compiles_no_called_graphs",
 )
 @contextlib.contextmanager
-def equal_layers() -> Iterator[None]:
+def equal_layers() -> Iterator[EqualLayers]:
     """Equal layers of a graph are lowered once and become calls of one C++ function."""
     from torch._inductor import compile_fx, graph, ir
     from torch._inductor.codegen.cpp_wrapper_cpu import CppWrapperCpu
@@ -37,7 +84,7 @@ def equal_layers() -> Iterator[None]:
     original_passes: Any = compile_fx._recursive_post_grad_passes
     original_subgraph: Any = graph.GraphLowering.make_subgraph
     original_create: Any = ir.InvokeSubgraph.create
-    depth = 0
+    layers, depth = EqualLayers(), 0
 
     def passes(module: Any, *args: Any, **kwargs: Any) -> Any:
         nonlocal depth
@@ -47,6 +94,7 @@ def equal_layers() -> Iterator[None]:
         finally:
             depth -= 1
         if depth == 0:
+            layers.put_back(module)
             outline_layers(module)
         return result
 
@@ -71,7 +119,7 @@ def equal_layers() -> Iterator[None]:
         replaced(ir.InvokeSubgraph, "create", staticmethod(create)),
         replaced(CppWrapperCpu, "codegen_invoke_subgraph", _write_call),
     ):
-        yield
+        yield layers
 
 
 def called_layers(source: str) -> dict[str, int]:

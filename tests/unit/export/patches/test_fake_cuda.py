@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import builtins
 import inspect
+import os
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +22,7 @@ from torch._subclasses import fake_tensor
 from untorch.export import check, export
 from untorch.export.gpus import find_gpu
 from untorch.export.patches.fake_cuda import (
+    autotune_block,
     contiguous,
     convolution_layout,
     copy,
@@ -234,6 +238,44 @@ def test_triton_still_needs_a_driver() -> None:
     runtime = pytest.importorskip("triton.runtime")
     with pytest.raises(RuntimeError, match="active drivers"):
         runtime.driver.active.get_current_target()
+
+
+def test_kernels_are_compiled_several_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("triton")
+    from torch._inductor.runtime.triton_heuristics import CachingAutotuner
+
+    compiled: list[tuple[str, str]] = []
+    both = threading.Barrier(2, timeout=30)
+
+    class Kernel(CachingAutotuner):
+        def __init__(self, name: str) -> None:
+            self.name, self.launchers = name, []
+
+        def precompile(self, warm_cache_only: bool = False, **_: Any) -> None:
+            if warm_cache_only:
+                both.wait()
+                compiled.append((self.name, threading.current_thread().name))
+            else:
+                self.launchers = [f"{self.name} 1", f"{self.name} 2"]
+
+        def save_gpu_kernel(self, stream: int, launcher: Any) -> None:
+            compiled.append((self.name, launcher))
+
+    class Definitions:
+        def splice(self, text: str) -> None:
+            assert "async_compile.wait" in text
+
+        def getvalue(self) -> str:
+            return "a, b = make()"
+
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1})
+    wrapper: Any = object.__new__(PythonWrapperCodegen)
+    wrapper.kernel_autotune_defs = Definitions()
+    monkeypatch.setattr(builtins, "make", lambda: [Kernel("a"), Kernel("b")], raising=False)
+    with autotune_block(lambda kernel: kernel.launchers[1]):
+        wrapper.generate_and_run_autotune_block()
+    assert {name for name, thread in compiled[:2] if thread.startswith("untorch-triton")} == {"a", "b"}
+    assert compiled[2:] == [("a", "a 2"), ("b", "b 2")]
 
 
 def test_torch_still_runs_kernels_to_time_them() -> None:

@@ -58,6 +58,30 @@ def test_a_function_for_equal_layers(tmp_path: Path) -> None:
                 np.testing.assert_allclose(np.asarray(got), state, rtol=1e-4, atol=1e-5)
 
 
+def test_few_of_many_layers_go_through_the_passes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from torch._inductor import compile_fx
+
+    nodes: list[int] = []
+    original = compile_fx._recursive_post_grad_passes
+
+    def passes(module: Any, *args: Any, **kwargs: Any) -> Any:
+        nodes.append(sum(node.op == "call_function" for node in module.graph.nodes))
+        return original(module, *args, **kwargs)
+
+    monkeypatch.setattr(compile_fx, "_recursive_post_grad_passes", passes)
+    torch.manual_seed(0)
+    module = Stack([Block(16) for _ in range(16)])
+    for outlined in (True, False):
+        exported(tmp_path / "m.pt2", module, outline_layers=outlined)
+        with untorch.load(tmp_path / "m.pt2") as program:
+            for rows in (4, 1, 63):
+                x = torch.randn(rows, 16)
+                with torch.no_grad():
+                    np.testing.assert_allclose(np.asarray(program(x.numpy())), module(x), rtol=1e-4, atol=1e-5)
+    few, all_of_them = nodes
+    assert few < all_of_them / 2
+
+
 def test_it_is_an_option(tmp_path: Path) -> None:
     report = exported(tmp_path / "m.pt2", Stack([Block(16) for _ in range(4)]), outline_layers=False)
     assert called_layers(source_of(tmp_path / "m.pt2")) == {}
