@@ -30,7 +30,13 @@ hypothesis.settings.register_profile("sanitize", max_examples=10, deadline=None)
 SANITIZE = os.environ.get("UNTORCH_SANITIZE") == "1"
 
 
-def pytest_configure() -> None:
+# PyTorch's own, the first time that a process does it; a colon would end the pattern.
+_WARNINGS = ("TensorFloat32 tensor cores for float32", "Warning. Profiler clears events")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    for text in _WARNINGS:
+        config.addinivalue_line("filterwarnings", f"ignore:{text}:UserWarning")
     # Processes of pytest-xdist begin with different GPUs, where there are several. CUDA reads it when it starts.
     worker, gpus = os.environ.get("PYTEST_XDIST_WORKER"), len(glob.glob("/dev/nvidia[0-9]*"))
     if worker is not None and gpus > 1:

@@ -142,9 +142,10 @@ def begin_inductor(method: Method, folder: Path, generated: list[tuple[str, str 
     wrapper and the extern nodes' JSON themselves.
     """
     links, output = folder / "lib", folder / "out"
-    outlines = method.options.outline_layers
-    if outlines is None:
-        outlines = method.target.device == "cpu"
+    outlined = method.options.outline_layers
+    shortened = outlined is not False
+    if outlined is None:
+        outlined = method.target.device == "cpu"
     links.mkdir()
     output.mkdir()
     (links / "libuntorch.so").symlink_to(find_runtime_library())
@@ -160,6 +161,7 @@ def begin_inductor(method: Method, folder: Path, generated: list[tuple[str, str 
         fused_convolution.register_lowering()
         byte_max_pool.register_lowering()
         int8_convolution.register_lowering()
+        _realize_operands(module)
 
         def compile_module() -> Any:
             with quiet_logs(), kernel_origins(describe_call) as sequence, objects_at_a_time(), keeps_sizes(module):
@@ -190,10 +192,24 @@ def begin_inductor(method: Method, folder: Path, generated: list[tuple[str, str 
         _environment("LIBRARY_PATH", f"{links}:{path}" if path else str(links)),
         _environment("TRITON_DISABLE_LINE_INFO", line_info),
         neutral_paths(output),
-        equal_layers() if outlines else contextlib.nullcontext() as layers,
+        equal_layers(outlined=outlined) if shortened else contextlib.nullcontext() as layers,
         dependent_launches() if _launches_dependent(method) else contextlib.nullcontext(),
     ):
         return method.target.begin_inductor(method, aot_compile, (tuple(args), dict(kwargs)))
+
+
+def _realize_operands(module: fx.GraphModule) -> None:
+    """What operators of libraries read is computed once.
+
+    Inductor knows that of an operator once it has lowered one: what the first one of a process reads would be computed
+    again for each of its other readers, and a model's code depend on what was compiled before it.
+    """
+    from torch._inductor.lowering import lowerings, needs_realized_inputs
+
+    for owner in module.modules():
+        for node in owner.graph.nodes if isinstance(owner, fx.GraphModule) else ():
+            if isinstance(node.target, torch._ops.OpOverload) and node.target not in lowerings:
+                needs_realized_inputs.add(node.target)
 
 
 def _launches_dependent(method: Method) -> bool:

@@ -68,7 +68,7 @@ class ExportOptions:
         a GPU. Kernels that it does not have are estimated.
     record_tuning: the file to add this export's kernel configurations to.
     outline_layers: compile equal layers of a model once, as a function that generated code calls for each of them.
-        None: on CPUs, and for language models (causal_lm).
+        None: on CPUs, and for language models (causal_lm). False: all of them go through Inductor's passes, too.
     pdl: launch Triton kernels with programmatic dependent launch, so that each starts while the one before it ends.
         None: on sm_90 and newer, which have it.
     wrapper_optimisation: optimisation level of the code that calls the kernels; the kernels have their own.

@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextlib
 import copy
 import logging
+import subprocess
+import sys
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
@@ -322,3 +324,38 @@ def test_a_complex_convolution_is_refused(transposed: bool, tmp_path: Path) -> N
         "torch.complex(conv(x.real, w.real) - conv(x.imag, w.imag), conv(x.real, w.imag) + conv(x.imag, w.real))"
     )
     assert not (tmp_path / "model.pt2").exists()
+
+
+_TWICE = """
+import sys, torch
+from torch import nn
+from untorch.export import export
+from untorch.quant import quantize
+
+class Three(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.table, self.scale = nn.Embedding(64, 32), nn.Parameter(torch.randn(32))
+        self.linears = nn.ModuleList(nn.Linear(32, 32 * (i + 1), bias=False) for i in range(3))
+
+    def forward(self, tokens):
+        x = self.table(tokens)
+        x = self.scale * (x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-6))
+        return [linear(x) for linear in self.linears]
+
+torch.manual_seed(0)
+model = Three().eval()
+quantize(model, "int4", group_size=32, method="rtn", progress=False)
+for path in sys.argv[1:]:
+    shapes = {"tokens": {1: torch.export.Dim("tokens", max=64)}}
+    export(model, (torch.randint(0, 64, (1, 3)),), path, dynamic_shapes=shapes, int8_activations=True,
+           passes={"merge_linears": False}, progress=False)
+"""
+
+
+def test_what_a_process_compiled_before_makes_no_difference(tmp_path: Path) -> None:
+    """Three layers read one result, which is computed once, also for the first operator of its kind."""
+    paths = [str(tmp_path / name) for name in ("first.pt2", "second.pt2")]
+    subprocess.run([sys.executable, "-W", "ignore", "-c", _TWICE, *paths], check=True)
+    first, second = (Path(path).read_bytes() for path in paths)
+    assert first == second

@@ -96,6 +96,11 @@ def test_other_operators_in_the_place_of_each_layers_own() -> None:
         torch.testing.assert_close(module(x), model(x))
 
 
+def parts_of(graph: fx.Graph) -> list[tuple[Any, ...]]:
+    parts = [node for node in graph.nodes if node.target is torch.ops.aten.select.int]
+    return sorted((node.args[1], node.args[2], node.meta["val"].storage_offset()) for node in parts)
+
+
 def test_parts_of_constants_and_numbers_of_operators() -> None:
     """``table[i, 0]``, and rows of a cache that each layer writes at its own place."""
     torch.manual_seed(0)
@@ -109,6 +114,8 @@ def test_parts_of_constants_and_numbers_of_operators() -> None:
         return x * 2
 
     module, _ = shortened_and_back(run, torch.randn(3, 16), torch.zeros(LAYERS, 16))
+    # No part is made twice, and each says where it lies.
+    assert parts_of(module.graph) == parts_of(graph_of(run, torch.randn(3, 16), torch.zeros(LAYERS, 16)).graph)
     written = [n.args[2] for n in module.graph.nodes if n.target is torch.ops.untorch_tests.write_row.default]
     assert written == rows
     x, cache, expected = torch.randn(5, 16), torch.zeros(LAYERS, 16), torch.zeros(LAYERS, 16)

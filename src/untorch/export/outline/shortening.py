@@ -266,10 +266,14 @@ def _without(graph: fx.Graph, layers: list[_Period]) -> fx.Graph:
     for layer in reversed(layers[KEPT - 1 : -1]):
         for node in reversed(layer.nodes):
             shorter.erase_node(copies[node])
-    for node in reversed(shorter.nodes):
-        if not node.users and _part(node) is not None:
-            shorter.erase_node(node)
+    _drop_unused_parts(shorter)
     return shorter
+
+
+def _drop_unused_parts(graph: fx.Graph) -> None:
+    for node in reversed(graph.nodes):
+        if not node.users and _part(node) is not None:
+            graph.erase_node(node)
 
 
 class _Repeater:
@@ -288,6 +292,7 @@ class _Repeater:
         for part in self._template.parts:
             for layer in layers:
                 self._check(self._sequences.part(part, layer))
+        self._take_parts()
         copies = self._template.nodes
         with graph.inserting_before(self._after.nodes[0]):
             for layer in layers:
@@ -296,8 +301,30 @@ class _Repeater:
             node.replace_all_uses_with(made)
         for node in reversed(self._after.nodes):
             graph.erase_node(node)
+        _drop_unused_parts(graph)
+        self._sort_constants()
         graph.lint()
         self._module.recompile()
+
+    def _take_parts(self) -> None:
+        """Parts of constants that are there already are used again: they move in front of what is made."""
+        begun, first = False, self._after.nodes[0]
+        for node in list(self._module.graph.nodes):
+            begun = begun or node is first
+            if (part := _part(node)) is not None:
+                self._made.setdefault(part, node)
+                if begun:
+                    first.prepend(node)
+
+    def _sort_constants(self) -> None:
+        """Constants have the order that they have in the module, as in a graph that was not shortened."""
+        module, graph = self._module, self._module.graph
+        names = [*(name for name, _ in module.named_parameters()), *(name for name, _ in module.named_buffers())]
+        order = {name: index for index, name in enumerate(names)}
+        constants = [node for node in graph.nodes if node.op == "get_attr" and node.target in order]
+        first = next(node for node in graph.nodes if node.op != "get_attr")
+        for node in sorted(constants, key=lambda node: order[node.target]):
+            first.prepend(node)
 
     def _check(self, part: Any) -> None:
         try:
@@ -337,9 +364,11 @@ class _Repeater:
             graph = self._module.graph
             if len(part) == 1:
                 made = graph.get_attr(part[0])
+                made.meta = copy.copy(like.meta)
             else:
-                made = graph.call_function(like.target, (self._make(part[:-1], like.args[0]), *part[-1]))
-            made.meta = copy.copy(like.meta)
+                whole = self._make(part[:-1], like.args[0])
+                made = graph.call_function(like.target, (whole, *part[-1]))
+                made.meta = {**like.meta, "val": like.target(whole.meta["val"], *part[-1])}
             self._made[part] = made
         return self._made[part]
 

@@ -76,8 +76,11 @@ class EqualLayers:
     test="test_layers.py::test_torch_compiles_no_called_graphs",
 )
 @contextlib.contextmanager
-def equal_layers() -> Iterator[EqualLayers]:
-    """Equal layers of a graph are lowered once and become calls of one C++ function."""
+def equal_layers(*, outlined: bool) -> Iterator[EqualLayers]:
+    """Few of many equal layers go through the passes.
+
+    outlined: they are lowered once, too, and become calls of one C++ function.
+    """
     from torch._inductor import compile_fx, graph, ir
     from torch._inductor.codegen.cpp_wrapper_cpu import CppWrapperCpu
 
@@ -95,7 +98,8 @@ def equal_layers() -> Iterator[EqualLayers]:
             depth -= 1
         if depth == 0:
             layers.put_back(module)
-            outline_layers(module)
+            if outlined:
+                outline_layers(module)
         return result
 
     def make_subgraph(self: Any, gm: Any, example_inputs: Any, subgraph_name: str) -> Any:
