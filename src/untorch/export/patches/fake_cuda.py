@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import ast
 import contextlib
 import os
+import threading
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -338,7 +340,10 @@ def autotune_block(choose_launcher: Callable[[Any], Any]) -> Iterator[None]:
             exec(self.kernel_autotune_defs.getvalue(), scope)
         kernels = [value for value in scope.values() if isinstance(value, CachingAutotuner)]
         # LLVM runs without Python's lock, and ptxas is a process.
-        with ThreadPoolExecutor(len(os.sched_getaffinity(0)), thread_name_prefix="untorch-triton") as pool:
+        with (
+            _one_parser(),
+            ThreadPoolExecutor(len(os.sched_getaffinity(0)), thread_name_prefix="untorch-triton") as pool,
+        ):
             list(pool.map(lambda kernel: kernel.precompile(warm_cache_only=True), kernels))
         for kernel in kernels:
             if not kernel.launchers:
@@ -347,6 +352,19 @@ def autotune_block(choose_launcher: Callable[[Any], Any]) -> Iterator[None]:
             kernel.save_gpu_kernel(0, kernel.launchers[0])
 
     with replaced(PythonWrapperCodegen, "generate_and_run_autotune_block", compile_and_choose):
+        yield
+
+
+@contextlib.contextmanager
+def _one_parser() -> Iterator[None]:
+    """One thread at a time parses Python: 3.11 counts the depth of trees for all threads together, and fails."""
+    lock, original = threading.Lock(), ast.parse
+
+    def parse(*args: Any, **kwargs: Any) -> Any:
+        with lock:
+            return original(*args, **kwargs)
+
+    with replaced(ast, "parse", parse):
         yield
 
 

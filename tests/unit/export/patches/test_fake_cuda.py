@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import ast
 import builtins
 import inspect
 import os
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +24,7 @@ from torch._subclasses import fake_tensor
 from untorch.export import check, export
 from untorch.export.gpus import find_gpu
 from untorch.export.patches.fake_cuda import (
+    _one_parser,
     autotune_block,
     contiguous,
     convolution_layout,
@@ -276,6 +279,13 @@ def test_kernels_are_compiled_several_at_a_time(monkeypatch: pytest.MonkeyPatch)
         wrapper.generate_and_run_autotune_block()
     assert {name for name, thread in compiled[:2] if thread.startswith("untorch-triton")} == {"a", "b"}
     assert compiled[2:] == [("a", "a 2"), ("b", "b 2")]
+
+
+def test_threads_parse_one_after_the_other() -> None:
+    source = inspect.getsource(inspect)
+    with _one_parser(), ThreadPoolExecutor(8) as pool:
+        trees = list(pool.map(lambda _: ast.parse(source), range(64)))
+    assert len({len(tree.body) for tree in trees}) == 1
 
 
 def test_torch_still_runs_kernels_to_time_them() -> None:
