@@ -39,7 +39,7 @@ class EqualLayers:
 
     def compile(self, module: fx.GraphModule, compile_module: Callable[[], _T]) -> _T:
         """What ``compile_module`` gives, which compiles the module: with few layers, else as a whole."""
-        whole = module.graph
+        whole, modules = module.graph, dict(module._modules)
         self._shortened = shorten(whole)
         if self._shortened is None:
             return compile_module()
@@ -54,6 +54,7 @@ class EqualLayers:
                 raise
             reason = str(error)
         finally:
+            module._modules.update(modules)  # AOTInductor removes guards
             module.graph, self._shortened = whole, None
         log(INFO, "compiled with all layers, since it failed with a few of them: %s", reason)
         return compile_module()

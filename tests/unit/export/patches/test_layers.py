@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import zipfile
 from pathlib import Path
 from typing import Any
@@ -80,6 +81,49 @@ def test_few_of_many_layers_go_through_the_passes(tmp_path: Path, monkeypatch: p
                     np.testing.assert_allclose(np.asarray(program(x.numpy())), module(x), rtol=1e-4, atol=1e-5)
     few, all_of_them = nodes
     assert few < all_of_them / 2
+
+
+class Remembering(nn.Module):
+    """A layer with a state of its own."""
+
+    def __init__(self, adds: bool) -> None:
+        super().__init__()
+        self.norm, self.linear, self.adds = nn.LayerNorm(16), nn.Linear(16, 16), adds
+        self.register_buffer("state", torch.zeros(64, 16))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = torch.tanh(self.linear(self.norm(x)))
+        if self.adds:
+            self.state.add_(y.mean(0))
+        else:
+            self.state[:1] = y[:1]
+        return x + y + self.state.mean(0)
+
+
+@pytest.mark.parametrize("adds", [False, True])
+def test_states_of_layers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, adds: bool) -> None:
+    """Sums become copies behind all layers: those are not found among few layers, and all are compiled."""
+    from untorch.export.patches import layers
+
+    found: list[bool] = []
+    original = layers.lengthen
+
+    def spy(*arguments: Any) -> None:
+        found.append(False)
+        original(*arguments)
+        found[-1] = True
+
+    monkeypatch.setattr(layers, "lengthen", spy)
+    torch.manual_seed(0)
+    module = Stack([Remembering(adds) for _ in range(8)])
+    expected = copy.deepcopy(module)
+    exported(tmp_path / "m.pt2", module)
+    assert found == [not adds]
+    with untorch.load(tmp_path / "m.pt2") as program:
+        for rows in (4, 2, 63):
+            x = torch.randn(rows, 16)
+            with torch.no_grad():
+                np.testing.assert_allclose(np.asarray(program(x.numpy())), expected(x), rtol=1e-4, atol=1e-5)
 
 
 def test_it_is_an_option(tmp_path: Path) -> None:
