@@ -20,6 +20,16 @@ pytestmark = pytest.mark.filterwarnings("ignore")  # torch's own
 LAYERS = 12
 
 
+@torch.library.custom_op("untorch_tests::scaled", mutates_args=())
+def scaled(x: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
+    return x * scale
+
+
+@scaled.register_fake
+def _(x: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
+    return torch.empty_like(x)
+
+
 def stack(layers: int = LAYERS) -> Stack:
     torch.manual_seed(0)
     return Stack([Block(16) for _ in range(layers)])
@@ -38,15 +48,19 @@ def shortened_and_back(function: Callable[..., Any], *inputs: torch.Tensor) -> t
     return module, shortened.left_out
 
 
+def check_equal(module: nn.Module, model: Callable[..., Any]) -> None:
+    with torch.no_grad():
+        for rows in (1, 3, 8):
+            x = torch.randn(rows, 16)
+            torch.testing.assert_close(module(x), model(x), rtol=0, atol=0)
+
+
 @pytest.mark.parametrize("layers", [7, 8, LAYERS, 40])
 def test_the_layers_come_back(layers: int) -> None:
     model = stack(layers)
     module, left_out = shortened_and_back(model, torch.randn(3, 16))
     assert left_out >= layers - KEPT - 1
-    with torch.no_grad():
-        for rows in (1, 3, 8):
-            x = torch.randn(rows, 16)
-            torch.testing.assert_close(module(x), model(x), rtol=0, atol=0)
+    check_equal(module, model)
 
 
 def test_a_shortened_graph_is_the_model_with_few_layers() -> None:
@@ -55,10 +69,7 @@ def test_a_shortened_graph_is_the_model_with_few_layers() -> None:
     shortened = shorten(module.graph)
     assert shortened is not None and shortened.left_out >= LAYERS - KEPT - 1
     module.graph = shortened.graph
-    kept = [*model.layers[: LAYERS - shortened.left_out - 1], model.layers[-1]]
-    x = torch.randn(5, 16)
-    with torch.no_grad():
-        torch.testing.assert_close(module(x), Stack(kept)(x), rtol=0, atol=0)
+    check_equal(module, Stack([*model.layers[: LAYERS - shortened.left_out - 1], model.layers[-1]]))
 
 
 def test_two_kinds_of_layers() -> None:
@@ -66,9 +77,7 @@ def test_two_kinds_of_layers() -> None:
     model = Stack([Block(16, mask) for mask in [False, False, True] * 8])
     module, left_out = shortened_and_back(model, torch.randn(3, 16))
     assert left_out >= 3
-    x = torch.randn(5, 16)
-    with torch.no_grad():
-        torch.testing.assert_close(module(x), model(x), rtol=0, atol=0)
+    check_equal(module, model)
 
 
 def test_other_operators_in_the_place_of_each_layers_own() -> None:
@@ -160,6 +169,26 @@ def test_what_differs_in_anything_else_stays() -> None:
     x = torch.randn(3, 16)
     assert shorten(graph_of(Scaled(False), x).graph) is not None
     assert shorten(graph_of(Scaled(True), x).graph) is None
+
+
+def test_constants_of_one_element_stay() -> None:
+    """Inductor computes with their values, unless an operator of a library reads them."""
+    torch.manual_seed(0)
+    blocks = [Block(16) for _ in range(LAYERS)]
+    scales = [torch.tensor([float(i)]) for i in range(LAYERS)]
+
+    def run(operator: Any) -> Callable[[torch.Tensor], torch.Tensor]:
+        def function(x: torch.Tensor) -> torch.Tensor:
+            for block, scale in zip(blocks, scales, strict=True):
+                x = operator(block(x), scale)
+            return x
+
+        return function
+
+    x = torch.randn(3, 16)
+    assert shorten(graph_of(run(torch.mul), x).graph) is None
+    module, _ = shortened_and_back(run(torch.ops.untorch_tests.scaled), x)
+    check_equal(module, run(torch.ops.untorch_tests.scaled))
 
 
 def test_results_that_others_read_stay() -> None:

@@ -171,6 +171,9 @@ def shorten(graph: fx.Graph) -> Shortened | None:
     parts = _differing(period.parts for period in best)
     if not parts or max(Counter(part for sequence in parts for part in sequence).values()) > 1:
         return None  # no layers with weights of their own, or one that several have
+    differing = {part for sequence in parts for part in sequence}
+    if any(_is_folded(node, differing) for period in best for node in period.nodes):
+        return None
     return Shortened(
         _without(graph, best),
         len(best) - KEPT,
@@ -217,6 +220,16 @@ def _part(node: fx.Node) -> tuple[Any, ...] | None:
         return None
     whole, place = _part(node.args[0]), tuple(node.args[1:])
     return (*whole, place) if whole is not None and all(isinstance(value, int) for value in place) else None
+
+
+def _is_folded(node: fx.Node, parts: set[Any]) -> bool:
+    """Whether Inductor may compute with the values of some of the ``parts``: of single elements it does.
+
+    The values of layers that are kept tell nothing about others.
+    """
+    if not isinstance(node.target, torch._ops.OpOverload) or node.target.namespace not in ("aten", "prims"):
+        return False
+    return any(operand.meta["val"].numel() == 1 for operand in node.all_input_nodes if _part(operand) in parts)
 
 
 def _repetitions(graph: fx.Graph) -> Iterator[list[list[fx.Node]]]:

@@ -126,6 +126,27 @@ def test_states_of_layers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, adds:
                 np.testing.assert_allclose(np.asarray(program(x.numpy())), expected(x), rtol=1e-4, atol=1e-5)
 
 
+class Scaled(nn.Module):
+    """A layer with a constant of one element, with which Inductor computes."""
+
+    def __init__(self, scale: float) -> None:
+        super().__init__()
+        self.norm, self.linear = nn.LayerNorm(16), nn.Linear(16, 16)
+        self.register_buffer("scale", torch.tensor([scale]))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + self.linear(self.norm(x) * torch.sigmoid(self.scale.expand(16)))
+
+
+def test_values_that_layers_left_out_have_alone(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    module = Stack([Scaled(2.0 if 4 <= i <= 8 else 1.0) for i in range(13)])
+    exported(tmp_path / "m.pt2", module, passes={"fold_constants": False})
+    x = torch.randn(4, 16)
+    with untorch.load(tmp_path / "m.pt2") as program, torch.no_grad():
+        np.testing.assert_allclose(np.asarray(program(x.numpy())), module(x), rtol=1e-4, atol=1e-5)
+
+
 def test_it_is_an_option(tmp_path: Path) -> None:
     report = exported(tmp_path / "m.pt2", Stack([Block(16) for _ in range(4)]), outline_layers=False)
     assert called_layers(source_of(tmp_path / "m.pt2")) == {}
