@@ -1,6 +1,6 @@
 """How long does the language-model engine take on the host, a step? With a stand-in for the GPU, on any machine.
 
-    PYTHONPATH=src python benchmarks/llm_host.py [--streams 1 64 128 256] [--sampled] [--launch 200]
+    PYTHONPATH=src python benchmarks/llm_host.py [--streams 1 64 128 256] [--sampled] [--penalties] [--launch 200]
 
 Steps decode, are enqueued ahead and would be CUDA graphs, as on a GPU; the model computes nothing. Instead the engine
 waits for ``--gpu`` microseconds a step, and a launch releases the interpreter for ``--launch``. Prompts are random, of
@@ -24,7 +24,7 @@ import numpy as np
 import untorch
 from untorch.llm import Engine, SamplingParams
 from untorch.llm.graphs import graph_sizes
-from untorch.llm.logits import Logits
+from untorch.llm.logits import DeviceMethods, Logits
 from untorch.llm.paged_model import PagedModel
 from untorch.llm.runner import Runner
 from untorch.llm.scheduler import Plan
@@ -89,8 +89,9 @@ class StandIn(Runner):
         self.settings = Settings(block_size=BLOCK, vocabulary=VOCABULARY, max_positions=PROMPT + output, stop_ids=(2,))
         self.blocks = streams * -(-(PROMPT + output) // BLOCK)
         step = Step(launch)
+        methods = DeviceMethods(VOCABULARY, lambda logits, *given: Ids(len(given[0]), seconds), step, step)
         self.model = PagedModel(
-            [(16, step), (1024, step)], [], lambda logits, *given: Ids(len(given[0]), seconds), [BLOCK], 0,  # type: ignore[arg-type,list-item]
+            [(16, step), (1024, step)], [], methods, [BLOCK], 0,  # type: ignore[list-item]
             untorch.zeros((1, 1), "float32"), None, graph_sizes(streams),
         )  # fmt: skip
 
@@ -159,6 +160,8 @@ async def read(engine: Engine, streams: int, options: argparse.Namespace) -> Non
 
     async def one(seed: int) -> None:
         sampling = {"temperature": 0.8, "top_p": 0.9, "seed": seed} if options.sampled else {"temperature": 0.0}
+        if options.penalties:
+            sampling["repetition_penalty"] = 1.1
         params = SamplingParams(max_tokens=options.output, ignore_eos=True, **sampling)  # type: ignore[arg-type]
         async for _ in engine.stream(rng.integers(3, VOCABULARY, PROMPT).tolist(), params):
             pass
@@ -173,6 +176,7 @@ def main() -> None:
     parser.add_argument("--gpu", type=float, default=10_000, help="microseconds of a step")
     parser.add_argument("--launch", type=float, default=0, help="microseconds of a launch without the interpreter")
     parser.add_argument("--sampled", action="store_true", help="random tokens instead of the most likely ones")
+    parser.add_argument("--penalties", action="store_true", help="a repetition penalty, applied on the GPU")
     options = parser.parse_args()
     sys.setswitchinterval(0.0005)  # as the commands do
     print("streams  cpu, µs  wall, µs  cpu µs a stream  by phase, µs")

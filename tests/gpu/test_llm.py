@@ -358,8 +358,8 @@ for graphs in (False, [1, 2, 4]):
         for count in (1, 2, 3, 4, 5):
             results = engine.generate(prompts[:count], made[:count])
             found.append([result.completions[0].token_ids for result in results])
-        # One that wants logprobs takes all of its batch to the host.
-        with_logprobs = SamplingParams(temperature=0.7, top_k=20, top_p=0.9, seed=1, max_tokens=new, ignore_eos=True, logprobs=1)
+        # One that wants so many logprobs takes all of its batch to the host.
+        with_logprobs = SamplingParams(temperature=0.7, top_k=20, top_p=0.9, seed=1, max_tokens=new, ignore_eos=True, logprobs=21)
         results = engine.generate(prompts[:2], [made[0], with_logprobs])
         found.append([result.completions[0].token_ids for result in results])
 print(json.dumps([found[: len(found) // 2], found[len(found) // 2 :]]))
@@ -376,6 +376,91 @@ def test_graphs_and_sampling_give_the_same_tokens(package: tuple[Path, Any]) -> 
     assert launched == replayed
     assert replayed[-1] == replayed[1]  # chosen on the host and on the GPU
     assert [one[0] for one in replayed[:5]] == [replayed[0][0]] * 5  # by seed, whatever is beside
+
+
+# No torch. By the package's methods, and by the host.
+PROCESSED = """
+import json, sys
+sys.modules["torch"] = None
+from untorch.llm import Engine, SamplingParams
+from untorch.llm.logits import DeviceLogits
+path, prompts, new = json.load(sys.stdin)
+fields = [
+    {"temperature": 0, "repetition_penalty": 1.5, "logprobs": 5}, {"seed": 1, "frequency_penalty": 1.0, "top_p": 0.9},
+    {"seed": 2, "logit_bias": {7: 5.0, 9: -100.0}, "logprobs": 20}, {"temperature": 0},
+    {"seed": 3, "min_tokens": 6, "stop_token_ids": list(range(0, 100, 2))},
+]
+params = [SamplingParams(max_tokens=new, **own) for own in fields]
+found = []
+for can_process in (None, False):
+    if can_process is not None:
+        DeviceLogits.can_process = can_process
+    for graphs in (False, [1, 2, 4]):
+        with Engine(path, kv_memory="4MiB", max_batch_tokens=64, max_sequences=8, text=False, cuda_graphs=graphs) as engine:
+            outputs = [handle.result() for handle in [engine.submit(*one) for one in zip(prompts, params)]]
+            found.append([
+                [one.token_ids, [[x.token, x.logprob, x.rank, x.top] for x in one.logprobs or ()]]
+                for one in (output.completions[0] for output in outputs)
+            ])
+print(json.dumps(found))
+"""
+
+
+@pytest.mark.parametrize("package", ["Llama"], indirect=True)
+def test_processing_logits_gives_the_tokens_of_the_host(package: tuple[Path, Any]) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", PROCESSED], input=json.dumps([str(package[0]), PROMPTS, NEW]), capture_output=True,
+        text=True, timeout=300, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    *found, expected = json.loads(done.stdout)
+    for one in found:
+        for (tokens, logprobs), (of_host, logprobs_of_host) in zip(one, expected, strict=True):
+            assert tokens == of_host
+            for (token, value, rank, top), wanted in zip(logprobs, logprobs_of_host, strict=True):
+                assert (token, rank) == (wanted[0], wanted[2])
+                np.testing.assert_allclose(value, wanted[1], atol=1e-4)
+                np.testing.assert_allclose([x for _, x in top], [x for _, x in wanted[3]], atol=1e-4)
+    assert len(expected[0][1]) == NEW and len(expected[0][1][0][3]) == 5
+
+
+@pytest.mark.parametrize("package", ["Llama"], indirect=True)
+def test_masks_of_grammars(package: tuple[Path, Any]) -> None:
+    from untorch.llm.processors import Changes, apply_changes
+
+    rng = np.random.default_rng(0)
+    with untorch.load(package[0]) as program:
+        width, vocabulary = program["logprobs"].inputs[0].shape[1], program.manifest["llm"]["vocabulary"]
+        logits = rng.standard_normal((5, width)).astype(np.float32)
+        for rows in (1, 4):
+            masks = rng.integers(-(1 << 31), 1 << 31, (3, -(-vocabulary // 32)), np.int64).astype(np.int32)
+            at = rng.permutation(rows * width)[:50]
+            factor, shift = rng.uniform(0.5, 2, 50).astype(np.float32), rng.standard_normal(50).astype(np.float32)
+            changes = Changes(masks, rng.integers(0, 3, rows), at, factor, shift)
+            masks[0] = -1
+            which = rng.integers(0, 5, rows)
+            expected = logits[which]
+            apply_changes(expected, changes)
+            found = np.asarray(program["process_logits"](logits, which, *changes.arrays(rows)))
+            np.testing.assert_allclose(found[:, :vocabulary], expected[:, :vocabulary], rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("rows", [1, 130])
+@pytest.mark.parametrize("width", [40, 5000, 151_936])
+def test_logprobs(rows: int, width: int) -> None:
+    from untorch.ops.sampling.operator import MOST_LOGPROBS, token_logprobs
+
+    generator = torch.Generator().manual_seed(width + rows)
+    logits = torch.randn(rows, width + 24, generator=generator) * 3
+    logits[0, : width // 2] = 1.5
+    given: list[Any] = [
+        logits, torch.arange(rows).flip(0), torch.randint(-1, width, (rows,), generator=generator),
+        torch.randint(0, MOST_LOGPROBS + 1, (rows,), generator=generator),
+    ]  # fmt: skip
+    for got, expected in zip(
+        token_logprobs(*(x.cuda() for x in given), width), token_logprobs(*given, width), strict=True
+    ):
+        torch.testing.assert_close(got.cpu(), expected, rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize("rows", [1, 130])

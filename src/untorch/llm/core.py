@@ -29,7 +29,7 @@ from untorch.llm.logits import Choice, Logits
 from untorch.llm.outputs import Chunk, FinishReason
 from untorch.llm.request import Request, Sample
 from untorch.llm.runner import Runner
-from untorch.llm.sampler import SampledToken, Sampler, token_logprobs
+from untorch.llm.sampler import SampledToken, Sampler, SamplerState, token_logprobs
 from untorch.llm.scheduler import Plan, Scheduler
 from untorch.llm.settings import Settings
 from untorch.llm.slots import NO_SLOT
@@ -42,11 +42,14 @@ __all__ = ["Core"]
 
 @dataclass(frozen=True)
 class _Flight:
-    """A step that was enqueued: each of its sequences gets a token, which is being chosen."""
+    """A step that was enqueued: each of its sequences gets a token, which is being chosen, or will be from ``logits``
+    once the tokens before it are known.
+    """
 
     plan: Plan
     batch: DecodeBatch
-    choice: Choice
+    logits: Logits
+    choice: Choice | None
 
 
 @dataclass(eq=False)
@@ -166,8 +169,9 @@ class Core:
         flight, self._flight = self._flight, None
         if flight is not None:
             self.scheduler.complete(flight.plan)
-            self._flight = self._follow(flight)
+            following = self._follow(flight)
             self._land(flight)
+            self._flight = None if following is None else self._chosen(following)
             return
         if self.speculator is not None:
             self.speculator.prepare(self.scheduler.running)
@@ -209,12 +213,12 @@ class Core:
             self._append(samples, self.sampler.sample(logits, states, places))
             return
         draws = self.sampler.draws(states, places)
-        choice = logits.choose(draws)
+        choice = self.sampler.choose(logits, states, draws)
         if [sample.sequence for sample in samples] == [item.sequence for item in plan.items]:
             batch = DecodeBatch(samples, draws, self.sampler.vocabulary, self.settings.max_positions)
-            self._flight = _Flight(plan, batch, choice)
+            self._flight = _Flight(plan, batch, logits, choice)
         else:
-            self._append(samples, self._wait(choice))
+            self._append(samples, self._wait(choice, states))
 
     def _run(self, plan: Plan, rows: Sequence[int], tokens: object = None) -> Logits | None:
         """None: it failed, and so did its requests."""
@@ -248,12 +252,14 @@ class Core:
         """Chooses the tokens of each sample one after the other, until one is not that of its draft."""
         states, rows = [one.sample.state for one in drafts], [one.row for one in drafts]
         ahead: dict[_Draft, list[SampledToken]] = {}
-        if self.sampler.chooses_on_device(logits, states):
+        if logits.can_choose and self.sampler.are_plain(states):
             counts = [len(one.tokens) + 1 for one in drafts]
-            tokens = iter(self._wait(logits.choose(self.sampler.draws_ahead(states, rows, counts))))
+            choice = logits.choose(self.sampler.draws_ahead(states, rows, counts))
+            tokens = map(self.sampler.chosen, self._blocked(choice.wait).tolist())
             ahead = {one: [next(tokens) for _ in range(count)] for one, count in zip(drafts, counts, strict=True)}
         else:
             self._fetch(logits)
+            logits = Logits(logits.numpy())  # each token's changes depend on the one before
         active, place = drafts, 0
         while active:
             states, rows = [one.sample.state for one in active], [one.row + place for one in active]
@@ -306,11 +312,27 @@ class Core:
         plan = self.scheduler.follow(flight.plan) if batch.goes_on else None
         if plan is None:
             return None
+        assert flight.choice is not None
         logits = self._run(plan, range(len(plan.items)), flight.choice.device)
-        return None if logits is None else _Flight(plan, batch, logits.choose(batch.draws_behind()))
+        if logits is None:
+            return None
+        return _Flight(plan, batch, logits, logits.choose(batch.draws_behind()) if batch.is_plain else None)
+
+    def _chosen(self, flight: _Flight) -> _Flight:
+        """With its tokens being chosen, now that those before them are known: penalties and grammars need them."""
+        if flight.choice is not None:
+            return flight
+        states = [None if sample.finish_reason is not None else sample.state for sample in flight.batch.samples]
+        return replace(flight, choice=self.sampler.choose(flight.logits, states, flight.batch.draws_behind()))
 
     def _land(self, flight: _Flight) -> None:
         """Waits for a flight, and gives its tokens out."""
+        assert flight.choice is not None
+        if not flight.batch.is_plain:
+            samples = flight.batch.samples
+            self._append(samples, self._wait(flight.choice, [sample.state for sample in samples]))
+            flight.batch.count_given()
+            return
         tokens = self._blocked(flight.choice.wait)
         may_end = flight.batch.may_end(tokens).tolist()
         count = 0
@@ -328,8 +350,8 @@ class Core:
                 sample.request.handle._push(self._wake, chunk)
         self.generated_tokens += count
 
-    def _wait(self, choice: Choice) -> list[SampledToken]:
-        return [self.sampler.chosen(token) for token in self._blocked(choice.wait).tolist()]
+    def _wait(self, choice: Choice, states: Sequence[SamplerState]) -> list[SampledToken]:
+        return self.sampler.taken(self._blocked(choice.wait), choice, states)
 
     def _blocked(self, wait: Callable[[], NDArray[Any]]) -> NDArray[Any]:
         """Waits for the device.

@@ -24,6 +24,8 @@ _NO_STOP = -2  # neither a token nor -1, which is none
 class DecodeBatch:
     """Samples whose next tokens are chosen on the device, one each a step.
 
+    is_plain: They are chosen from the model's logits alone. What changes logits depends on the tokens before.
+
     draws: Of the first step. vocabulary: token ids below it are tokens. max_positions: of a sequence.
     """
 
@@ -39,6 +41,7 @@ class DecodeBatch:
         self._searched = np.array([sample.has_stop_strings for sample in samples])
         self._stops = _stops(samples)
         self._enqueued, self._given = 1, 0
+        self.is_plain = all(sample.state.is_plain for sample in samples)
 
     @property
     def goes_on(self) -> bool:
@@ -54,10 +57,15 @@ class DecodeBatch:
             self._draws = self._draws.behind(uniform)
         return self._draws
 
+    def count_given(self) -> None:
+        """A step's tokens were taken, one sample after the other; those behind may be plain from now on."""
+        self._given += 1
+        self.is_plain = all(sample.state.is_plain for sample in self.samples)
+
     def may_end(self, tokens: NDArray[np.int64]) -> NDArray[np.bool_]:
         """For the tokens of the next step that has run: where one may be a sample's last, or is no token.
 
-        Where not, ``Sample.extend`` takes it.
+        Where not, ``Sample.extend`` takes it. Only if they are plain.
         """
         self._given += 1
         found: NDArray[np.bool_] = (tokens < 0) | (tokens >= self._vocabulary) | self._searched

@@ -10,8 +10,9 @@ from numpy.typing import NDArray
 
 from untorch._core import Tensor
 from untorch.llm.graphs import StepGraphs, text_positions
-from untorch.llm.logits import DeviceLogits, Draws, Logits
+from untorch.llm.logits import DeviceLogits, DeviceMethods, Draws, Logits
 from untorch.llm.lora import Loras
+from untorch.llm.processors import gather_changes
 from untorch.llm.scheduler import Plan, Scheduled
 from untorch.llm.slots import NO_SLOT
 from untorch.runtime.method import Graph, Method
@@ -152,7 +153,7 @@ def plan_loras(plan: Plan, loras: Loras) -> tuple[Any, NDArray[np.int32]] | None
 class PagedModel:
     """The methods of one model of a package, with the pools that they write.
 
-    methods, embeds, adapted: by the tokens that they are tuned for, ascending. choose: the method that chooses tokens
+    methods, embeds, adapted: by the tokens that they are tuned for, ascending. choose: the methods that choose tokens
     on the GPU. block_sizes: positions a page, of each group of layers with a block table. hidden: the width of
     embeddings as inputs. graph_sizes: numbers of sequences whose steps are CUDA graphs; most_tokens: of a sequence in
     them. vocabulary: tokens from there on are unknown to the model, and are 0 to it. adapted: the methods of steps with
@@ -164,7 +165,7 @@ class PagedModel:
         self,
         methods: Sequence[tuple[int, Method]],
         embeds: Sequence[tuple[int, Method]],
-        choose: Method | None,
+        choose: DeviceMethods | None,
         block_sizes: Sequence[int],
         hidden: int,
         pool: Any,
@@ -208,9 +209,14 @@ class PagedModel:
         )  # fmt: skip
         if self._choose is not None and isinstance(logits, Tensor):
             count = len(rows)
-            ones = np.ones(count, np.float32)
-            draws = Draws(rows, ones, np.zeros(count, np.int64), ones * 0.9, ones * 0, ones * 0.5)
-            DeviceLogits(logits, count, self._choose).choose(draws).wait()
+            ones, zeros = np.ones(count, np.float32), np.zeros(count, np.int64)
+            draws = Draws(rows, ones, zeros, ones * 0.9, ones * 0, ones * 0.5)
+            on_device = DeviceLogits(logits, count, self._choose)
+            if on_device.can_process:
+                changes = gather_changes([None] * count, [None] * count, on_device.width, self._choose.vocabulary)
+                on_device.choose(draws, changes, zeros).wait()
+            else:
+                on_device.choose(draws).wait()
         self._graphs.capture_largest()
 
     def copy_blocks(self, copies: Sequence[tuple[int, int]]) -> None:

@@ -12,11 +12,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from untorch._core import Tensor
-from untorch.llm.logits import Logits
+from untorch.llm.logits import DeviceMethods, Logits
 from untorch.llm.lora import Loras
 from untorch.llm.paged_model import PagedModel
 from untorch.llm.scheduler import Plan
-from untorch.llm.settings import KV_ITEMSIZE, Settings, read_settings
+from untorch.llm.settings import KV_ITEMSIZE, DraftSettings, Settings, read_settings
 from untorch.llm.vision.encoder import ImageEncoder
 from untorch.llm.vision.settings import read_vision
 from untorch.runtime.arrays import zeros
@@ -124,7 +124,7 @@ class PackageRunner(Runner):
                     PagedModel(
                         methods,
                         [(tokens, program[name]) for tokens, name in settings.embeds],
-                        None if settings.choose is None else program[settings.choose],
+                        _device_methods(program, settings),
                         [group.size for group in settings.groups],
                         settings.hidden,
                         zeros((blocks, settings.block_elements), settings.dtype, program.device),
@@ -141,7 +141,7 @@ class PackageRunner(Runner):
                         PagedModel(
                             drafts,
                             [],
-                            None if draft.choose is None else program[draft.choose],
+                            _device_methods(program, draft),
                             [settings.groups[0].size],
                             0,
                             zeros((blocks, draft.block_elements), draft.dtype, program.device),
@@ -230,6 +230,15 @@ def kv_bytes(given: Any, name: str = "kv_memory") -> int:
         if value > 0:
             return value
     raise InvalidArgumentError(f"Engine: {name}: {expected}, got {given!r}")
+
+
+def _device_methods(program: Program, settings: Settings | DraftSettings) -> DeviceMethods | None:
+    if settings.choose is None:
+        return None
+    others = (settings.process_logits, settings.logprobs) if isinstance(settings, Settings) else ()
+    return DeviceMethods(
+        settings.vocabulary, program[settings.choose], *(None if name is None else program[name] for name in others)
+    )
 
 
 def _block_count(

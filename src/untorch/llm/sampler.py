@@ -1,9 +1,8 @@
 """Chooses tokens from logits for all rows of a step together: on the host, or on the GPU where the logits are.
 
-The GPU chooses if no row needs more than temperature, min-p, top-k and top-p. The host applies penalties, bias, stop
-tokens that are held back, and grammar; then temperature, min-p, top-k and top-p. Each token takes one uniform random
-number from the sequence's own Philox generator, which the inverse of the cumulative distribution maps to a token id. So
-a sequence's tokens depend on its logits and its seed alone.
+Penalties, bias, stop tokens that are held back, and grammar change the logits; then come temperature, min-p, top-k and
+top-p. Each token takes one uniform random number from the sequence's own Philox generator, which the inverse of the
+cumulative distribution maps to a token id. So a sequence's tokens depend on its logits and its seed alone.
 """
 
 from __future__ import annotations
@@ -18,6 +17,7 @@ from numpy.typing import NDArray
 
 from untorch.llm.logits import Choice, Draws, HostChoice, Logits
 from untorch.llm.params import SamplingParams
+from untorch.llm.processors import Changes, LogitsProcessor, apply_changes, gather_changes
 
 if TYPE_CHECKING:
     from untorch.llm.structured import Matcher
@@ -30,6 +30,7 @@ _BLOCK = 256  # weights that are accumulated together
 _SORTED = 2048  # values that are simply sorted
 _MOST_TOKENS = (1 << 31) - 1  # of any vocabulary
 _NUMBERS = 16  # random ones that are drawn together
+_MOST_LOGPROBS = 20  # of a token, that a package's method computes
 _THRESHOLDS = (1e-2, 1e-4, 1e-6)  # of the weight of the most likely token
 
 Floats = NDArray[np.floating[Any]]
@@ -65,29 +66,22 @@ class SamplerState:
     stop_ids: tuple[int, ...] = ()
     index: int = 0
     matcher: Matcher | None = None
-    counts: dict[int, int] = field(default_factory=dict)
     generated: int = 0
     entropy: int = -1
     _generator: np.random.Generator | None = None
     _upcoming: list[float] = field(default_factory=list)
     distribution: tuple[float, int, float, float] = field(init=False)
-    _is_plain: bool = False
-    _is_counted: bool = False
+    processor: LogitsProcessor | None = field(init=False)
 
     def __post_init__(self) -> None:
         if self.entropy < 0:
             given = self.params.seed
             self.entropy = int.from_bytes(os.urandom(8), "little") if given is None else given
         params = self.params
-        self._is_counted = params.has_penalties
         top_k = min(max(params.top_k, 0), _MOST_TOKENS)
         self.distribution = 0.0 if params.greedy else params.temperature, top_k, params.top_p, params.min_p
-        self._is_plain = (
-            not params.has_penalties
-            and params.logit_bias is None
-            and self.matcher is None
-            and self.wanted_logprobs is None
-        )
+        processor = LogitsProcessor(params, self.prompt, self.stop_ids)
+        self.processor = processor if processor.is_active else None
 
     def uniform(self) -> float:
         """The next random number, from 0 up to 1."""
@@ -117,24 +111,18 @@ class SamplerState:
     @property
     def changes_logits(self) -> bool:
         """Whether the next token is chosen from other logits than the model's."""
-        params = self.params
-        return (
-            params.has_penalties
-            or params.logit_bias is not None
-            or self.generated < params.min_tokens
-            or self.matcher is not None
-        )
+        return self.matcher is not None or (self.processor is not None and self.processor.is_active)
 
     @property
-    def chooses_on_device(self) -> bool:
-        """Whether the next token needs none of what the host alone does."""
-        return self._is_plain and self.generated >= self.params.min_tokens
+    def is_plain(self) -> bool:
+        """Whether the next token is chosen from the model's logits, and nothing else is wanted of them."""
+        return not self.changes_logits and self.wanted_logprobs is None
 
     def append(self, token: int) -> None:
         """A token was chosen."""
         self.generated += 1
-        if self._is_counted:
-            self.counts[token] = self.counts.get(token, 0) + 1
+        if self.processor is not None:
+            self.processor.append(token)
         if self.matcher is not None:
             self.matcher.append(token)
 
@@ -159,7 +147,7 @@ class Sampler:
         """
         places = list(range(len(states))) if rows is None else list(rows)
         if self.chooses_on_device(given, states):
-            return self.finish(given.choose(self.draws(states, places)))
+            return self.finish(self.choose(given, states, self.draws(states, places)), states)
         logits = given.numpy()
         width = self.vocabulary
         tokens, usable = np.empty(len(states), np.intp), np.empty(len(states), bool)
@@ -179,9 +167,7 @@ class Sampler:
         found = []
         for i, state in enumerate(states):
             if not usable[i]:
-                failed = None if state.matcher is None else state.matcher.problem
-                problem = failed or _NO_TOKEN
-                found.append(SampledToken(-1, problem=problem))
+                found.append(_no_token(state))
                 continue
             wanted = state.wanted_logprobs
             logprobs = None if wanted is None else token_logprobs(logits[places[i], :width], int(tokens[i]), wanted)
@@ -190,7 +176,28 @@ class Sampler:
 
     def chooses_on_device(self, given: Logits, states: Sequence[SamplerState]) -> bool:
         """Whether all tokens can be chosen where the logits are."""
-        return given.can_choose and all(state.chooses_on_device for state in states)
+        if not given.can_choose or self.are_plain(states):
+            return given.can_choose
+        return given.can_process and all((state.wanted_logprobs or 0) <= _MOST_LOGPROBS for state in states)
+
+    def are_plain(self, states: Sequence[SamplerState]) -> bool:
+        """Whether all tokens are chosen from the model's logits, and nothing else is wanted of them."""
+        return all(state.is_plain for state in states)
+
+    def choose(self, given: Logits, states: Sequence[SamplerState | None], draws: Draws) -> Choice:
+        """Starts to choose on the device a token for each draw, from logits that its state changes.
+
+        None: it has ended, and any token will do.
+        """
+        live = [state for state in states if state is not None]
+        changes = (
+            _changes(states, given.width, self.vocabulary) if any(state.changes_logits for state in live) else None
+        )
+        wanted = None
+        if any(state.wanted_logprobs is not None for state in live):
+            wanted = np.array([0 if state is None else state.wanted_logprobs or 0 for state in states], np.int64)
+            wanted = np.minimum(wanted, self.vocabulary)
+        return given.choose(draws, changes, wanted)
 
     def draws(self, states: Sequence[SamplerState], rows: Sequence[int]) -> Draws:
         """Of a step in which they choose on the device."""
@@ -233,13 +240,40 @@ class Sampler:
         """Each takes a token of ``draws_ahead``, and the random number that chose it."""
         _uniform(states)
 
-    def finish(self, choice: Choice) -> list[SampledToken]:
-        """Waits for the tokens."""
-        return [self.chosen(token) for token in choice.wait().tolist()]
+    def finish(self, choice: Choice, states: Sequence[SamplerState]) -> list[SampledToken]:
+        """Waits for the tokens, and for the logprobs that are wanted."""
+        return self.taken(choice.wait(), choice, states)
+
+    def taken(
+        self, tokens: NDArray[np.int64], choice: Choice, states: Sequence[SamplerState]
+    ) -> list[SampledToken]:  # fmt: skip
+        """The choice's tokens, with the logprobs that are wanted."""
+        found = []
+        logprobs = choice.logprobs() if any(state.wanted_logprobs is not None for state in states) else None
+        for row, (token, state) in enumerate(zip(tokens.tolist(), states, strict=True)):
+            wanted = state.wanted_logprobs
+            if not 0 <= token < self.vocabulary:
+                found.append(_no_token(state))
+            elif wanted is None or logprobs is None:
+                found.append(SampledToken(token))
+            else:
+                found.append(SampledToken(token, _row_logprobs(token, wanted, *(array[row] for array in logprobs))))
+        return found
 
     def chosen(self, token: int) -> SampledToken:
-        """Of a token that the device chose."""
+        """Of a token that the device chose, for a state that is plain."""
         return SampledToken(token) if 0 <= token < self.vocabulary else SampledToken(-1, problem=_NO_TOKEN)
+
+
+def _no_token(state: SamplerState) -> SampledToken:
+    failed = None if state.matcher is None else state.matcher.problem
+    return SampledToken(-1, problem=failed or _NO_TOKEN)
+
+
+def _row_logprobs(token: int, wanted: int, logprob: Any, rank: Any, top: Any, top_ids: Any) -> TokenLogprobs:
+    """Of what the device computed."""
+    best = zip(top_ids[:wanted].tolist(), top[:wanted].tolist(), strict=True)
+    return TokenLogprobs(token, float(logprob), int(rank), tuple(best))
 
 
 def uniform_numbers(states: Sequence[SamplerState]) -> NDArray[np.float32]:
@@ -274,54 +308,17 @@ def token_logprobs(logits: Floats, token: int, count: int) -> TokenLogprobs:
     return TokenLogprobs(token, own, int((logprobs > own).sum()) + 1, top)
 
 
-def _penalise(scores: Floats, states: Sequence[SamplerState]) -> None:
-    rows = [(i, state) for i, state in enumerate(states) if state.params.has_penalties]
-    if not rows:
-        return
-    seen_rows, seen = _flat([(i, state.prompt | state.counts.keys()) for i, state in rows])
-    factor = np.ones(len(states), np.float32)
-    factor[[i for i, _ in rows]] = [state.params.repetition_penalty for _, state in rows]
-    values, factors = scores[seen_rows, seen], factor[seen_rows]
-    scores[seen_rows, seen] = np.where(values > 0, values / factors, values * factors)
-    out_rows, out = _flat([(i, state.counts) for i, state in rows])
-    counts = np.array([count for _, state in rows for count in state.counts.values()], np.float32)
-    frequency, presence = np.zeros(len(states), np.float32), np.zeros(len(states), np.float32)
-    for i, state in rows:
-        frequency[i], presence[i] = state.params.frequency_penalty, state.params.presence_penalty
-    scores[out_rows, out] -= frequency[out_rows] * counts + presence[out_rows]
-
-
-def _bias(scores: Floats, states: Sequence[SamplerState]) -> None:
-    rows = [(i, state.params.logit_bias) for i, state in enumerate(states) if state.params.logit_bias]
-    if rows:
-        at, ids = _flat([(i, bias) for i, bias in rows])
-        scores[at, ids] += np.array([value for _, bias in rows for value in bias.values()], np.float32)
-
-
-def _hold_back_stops(scores: Floats, states: Sequence[SamplerState]) -> None:
-    early = [(i, state.stop_ids) for i, state in enumerate(states) if state.generated < state.params.min_tokens]
-    if early:
-        scores[_flat(early)] = -np.inf
-
-
-def _mask(scores: Floats, states: Sequence[SamplerState]) -> None:
-    for i, state in enumerate(states):
-        if state.matcher is not None:
-            scores[i, ~state.matcher.allowed(scores.shape[1])] = -np.inf
-
-
-def _flat(rows: Sequence[tuple[int, Any]]) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
-    """Indices (row, id) of all ids of all rows."""
-    at = np.repeat([i for i, _ in rows], [len(ids) for _, ids in rows]).astype(np.intp)
-    return at, np.array([token for _, ids in rows for token in ids], np.intp)
+def _changes(states: Sequence[SamplerState | None], width: int, vocabulary: int) -> Changes:
+    """Of the logits' rows, one a state; None: it has ended."""
+    processors = [None if state is None else state.processor for state in states]
+    matchers = [None if state is None else state.matcher for state in states]
+    return gather_changes(processors, matchers, width, vocabulary)
 
 
 def _choose(scores: Floats, states: Sequence[SamplerState]) -> tuple[NDArray[np.intp], NDArray[np.bool_]]:
     """The tokens, and whether there are any. Changes the scores."""
-    _penalise(scores, states)
-    _bias(scores, states)
-    _hold_back_stops(scores, states)
-    _mask(scores, states)
+    if any(state.changes_logits for state in states):
+        apply_changes(scores, _changes(states, scores.shape[1], scores.shape[1]))
     tokens = scores.argmax(axis=1)
     usable = np.isfinite(scores[np.arange(len(scores)), tokens])  # the largest; not a number if any is none
     random = [i for i, state in enumerate(states) if usable[i] and not state.params.greedy]

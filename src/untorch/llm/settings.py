@@ -62,7 +62,8 @@ class Settings:
     the pool. groups: of layers, each with a block table; default: one, with ``window``.
 
     position_rows: 3 for multimodal rotary positions (M-RoPE). methods: names by the number of tokens that they are
-    tuned for, ascending. choose: the method that chooses tokens on the GPU. state_elements: float32 numbers that
+    tuned for, ascending. choose: the method that chooses tokens on the GPU. process_logits: the one that applies
+    penalties, bias and grammars there. logprobs: of the chosen tokens there. state_elements: float32 numbers that
     recurrent layers keep of a sequence; 0: the model has none.
     """
 
@@ -80,6 +81,8 @@ class Settings:
     architecture: str = ""
     methods: tuple[tuple[int, str], ...] = ()
     choose: str | None = None
+    process_logits: str | None = None
+    logprobs: str | None = None
     generation: Mapping[str, Any] = field(default_factory=dict)
     special_tokens: Mapping[str, str] = field(default_factory=dict)
     tokenizer: str | None = None
@@ -144,6 +147,8 @@ def read_settings(manifest: Mapping[str, Any], path: str) -> Settings:
             architecture=str(section["architecture"]),
             methods=_methods(section["methods"]),
             choose=section.get("choose"),
+            process_logits=section.get("process_logits"),
+            logprobs=section.get("logprobs"),
             generation=dict(section["generation"]),
             special_tokens={str(key): str(value) for key, value in section["special_tokens"].items()},
             tokenizer=section.get("tokenizer"),

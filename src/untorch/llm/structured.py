@@ -15,7 +15,7 @@ from untorch.llm.params import SamplingParams
 from untorch.llm.tokenizer import Tokenizer
 from untorch.runtime.errors import InvalidArgumentError, UnsupportedError
 
-__all__ = ["Grammars", "Matcher", "compact_schema"]
+__all__ = ["Grammars", "Matcher", "compact_schema", "compute_masks"]
 
 # As Python's json.dumps writes JSON. With white space of any length, models that prefer it never come to an end.
 _COMPACT = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
@@ -39,21 +39,18 @@ def compact_schema(schema: Any) -> Any:
 class Matcher:
     """Where one sequence is in its grammar."""
 
-    def __init__(self, core: Any, vocabulary: int) -> None:
+    def __init__(self, core: Any) -> None:
         self._core = core
         self._failed: str | None = None
-        self._bits = np.zeros((1, -(-vocabulary // 32)), np.int32)
 
-    def allowed(self, width: int) -> NDArray[np.bool_]:
-        """Of each token, whether it may come next."""
+    def fill(self, mask: NDArray[np.int32]) -> None:
+        """A bit of the mask for each token, 1 where it may come next."""
         try:
-            self._core.unsafe_compute_mask_ptr(self._bits.ctypes.data, self._bits.nbytes)
+            self._core.unsafe_compute_mask_ptr(mask.ctypes.data, mask.nbytes)
         except BaseException as error:  # a panic is no Exception
             self._failed = f"{type(error).__name__}: {error}"
         if self._failed is not None:
-            return np.zeros(width, bool)
-        bits = np.unpackbits(self._bits.view(np.uint8).ravel(), bitorder="little")[:width].astype(bool)
-        return bits if len(bits) == width else np.pad(bits, (0, width - len(bits)))
+            mask[:] = 0
 
     def append(self, token: int) -> None:
         """A token was chosen."""
@@ -71,7 +68,15 @@ class Matcher:
 
     def copy(self) -> Matcher:
         """At the same place, independent from now on."""
-        return Matcher(self._core.deep_copy(), self._bits.shape[1] * 32)
+        return Matcher(self._core.deep_copy())
+
+
+def compute_masks(matchers: Sequence[Matcher], vocabulary: int) -> NDArray[np.int32]:
+    """A row for each matcher, with a bit for each token, behind a row that allows everything."""
+    masks = np.full((len(matchers) + 1, -(-vocabulary // 32)), -1, np.int32)
+    for row, matcher in enumerate(matchers, 1):
+        matcher.fill(masks[row])
+    return masks
 
 
 class Grammars:
@@ -118,7 +123,7 @@ class Grammars:
             raise
         except Exception as error:  # llguidance raises ValueError, json TypeError
             raise InvalidArgumentError(f"SamplingParams: {kind}: {error}") from None
-        matcher = Matcher(core(self._core, grammar, log_level=0), self._vocabulary)
+        matcher = Matcher(core(self._core, grammar, log_level=0))
         if problem := matcher.problem:
             raise InvalidArgumentError(f"SamplingParams: {kind}: {problem}")
         return matcher

@@ -79,8 +79,8 @@ def test_steps_that_decode_are_graphs(driver: Path, package: Path) -> None:
     script = """
 from untorch.llm import Engine, SamplingParams
 seen = []
-# With logprobs the host chooses: from what lies in the fake memory it may choose, as an id it may be no token.
-params = SamplingParams(max_tokens=4, temperature=0, ignore_eos=True, logprobs=0)
+# With so many logprobs the host chooses: from what lies in the fake memory it may choose, as an id it may be no token.
+params = SamplingParams(max_tokens=4, temperature=0, ignore_eos=True, logprobs=21)
 with Engine(path, kv_memory="64KiB", max_sequences=4, max_batch_tokens=16, text=False, cuda_graphs=[4],
             progress=lambda done, of: seen.append((done, of))) as engine:
     captured = fake.fake_launches().decode().count("paged_decode")
@@ -98,6 +98,25 @@ found["seen"], found["captured"] = seen, captured
     assert result["counts"] == [4, 4] and result["chosen"] == 1, result
     # Of four steps the first one is a prompt's, with three layers; the others are replays.
     assert result["launched"] == 3
+
+
+def test_logits_are_processed_where_they_are(driver: Path, package: Path) -> None:
+    script = """
+from untorch.llm import Engine, SamplingParams
+with Engine(path, kv_memory="64KiB", max_sequences=4, max_batch_tokens=16, text=False, cuda_graphs=False) as engine:
+    before = fake.fake_launches().decode()
+    for fields in ({}, {"repetition_penalty": 1.5}, {"logprobs": 5}):
+        engine.generate([[1, 2, 3]], SamplingParams(max_tokens=1, temperature=0, **fields))
+        after = fake.fake_launches().decode()
+        found[str(fields)] = [after.count(name) - before.count(name) for name in (
+            "choose_tokens", "index_put", "token_logprobs")]
+        before = after
+found["launches"] = before.splitlines()[-40:]
+"""
+    result = found(driver, package, script)
+    assert result["{}"] == [1, 0, 0], result
+    assert result["{'repetition_penalty': 1.5}"][0] == 1 and result["{'repetition_penalty': 1.5}"][1] > 0, result
+    assert result["{'logprobs': 5}"] == [1, 0, 1], result
 
 
 def test_memory_that_is_exhausted_in_a_step(driver: Path, package: Path) -> None:

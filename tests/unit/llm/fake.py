@@ -11,8 +11,9 @@ import numpy as np
 
 from untorch.llm.logits import Choice, Draws, Logits
 from untorch.llm.paged_model import Batch
+from untorch.llm.processors import Changes, apply_changes
 from untorch.llm.runner import Runner
-from untorch.llm.sampler import _inverse, _nucleus
+from untorch.llm.sampler import _inverse, _nucleus, token_logprobs
 from untorch.llm.scheduler import Plan
 from untorch.llm.settings import DraftSettings, Settings
 
@@ -44,40 +45,74 @@ def greedy(
 class GpuChoice(Choice):
     """``wait`` is noted among the runner's events."""
 
-    def __init__(self, tokens: np.ndarray, step: int, events: list[tuple[str, int]]) -> None:
-        self.device, self.step, self.events = tokens, step, events
+    def __init__(
+        self, tokens: np.ndarray, step: int, events: list[tuple[str, int]], logprobs: tuple[np.ndarray, ...] = ()
+    ) -> None:
+        self.device, self.step, self.events, self.computed = tokens, step, events, logprobs
 
     def wait(self) -> np.ndarray:
         self.events.append(("wait", self.step))
         return self.device
 
+    def logprobs(self) -> tuple[np.ndarray, ...]:
+        return self.computed
+
 
 class GpuLogits(Logits):
-    """As if they were on a GPU: tokens are chosen there."""
+    """As if they were on a GPU: tokens are chosen there. processes: as a package that has the methods for it."""
 
     can_choose = True
 
-    def __init__(self, values: np.ndarray, step: int, events: list[tuple[str, int]]) -> None:
+    def __init__(
+        self, values: np.ndarray, step: int, events: list[tuple[str, int]], processes: bool, fetched: list[int]
+    ) -> None:  # fmt: skip
         super().__init__(values)
-        self.step, self.events = step, events
+        self.step, self.events, self.processes, self.fetched = step, events, processes, fetched
 
-    def choose(self, draws: Draws) -> Choice:
-        values = self.numpy()[draws.rows]
+    @property
+    def can_process(self) -> bool:
+        return self.processes
+
+    def numpy(self) -> np.ndarray:
+        self.fetched.append(self.step)
+        return self._values
+
+    def choose(self, draws: Draws, changes: Changes | None = None, wanted: np.ndarray | None = None) -> Choice:
+        values = self._values[draws.rows].copy()
+        if changes is not None:
+            assert self.processes
+            apply_changes(values, changes)
         chosen = values.argmax(axis=1)
+        usable = np.isfinite(values.max(axis=1))
         for i, temperature in enumerate(draws.temperature):
-            if temperature:
+            if temperature and usable[i]:
                 weights = np.exp((values[i] - values[i].max()) / temperature).astype(np.float32)
                 weights[weights < draws.min_p[i]] = 0
-                ids, kept = _nucleus(weights, int(draws.top_k[i]) or VOCABULARY, float(draws.top_p[i]))
+                ids, kept = _nucleus(weights, int(draws.top_k[i]) or values.shape[1], float(draws.top_p[i]))
                 chosen[i] = ids[_inverse(kept[None], draws.uniform[i : i + 1])[0]]
-        return GpuChoice(chosen, self.step, self.events)
+        chosen[~usable] = -1
+        if wanted is None:
+            return GpuChoice(chosen, self.step, self.events)
+        assert self.processes
+        found = [
+            token_logprobs(self._values[row], max(token, 0), 20) for row, token in zip(draws.rows, chosen, strict=True)
+        ]
+        arrays = (
+            np.array([one.logprob for one in found]), np.array([one.rank for one in found]),
+            np.array([[logprob for _, logprob in one.top] for one in found]),
+            np.array([[token for token, _ in one.top] for one in found]),
+        )  # fmt: skip
+        for row, count in enumerate(wanted.tolist()):
+            arrays[2][row, count:], arrays[3][row, count:] = 0, 0
+        return GpuChoice(chosen, self.step, self.events, arrays)
 
 
 class FakeRunner(Runner):
     """Its pool has a token for each position. hook: called before each step, with the plan. model: tokens to logits. draft: the same
     of a draft model, whose pool is ``draft_pool``.
 
-    gpu: tokens are chosen where the logits are. events: the steps that were run and waited for.
+    gpu: tokens are chosen where the logits are. processes: as GpuLogits. events: the steps that were run and waited for.
+    fetched: those whose logits were brought to the host.
     """
 
     def __init__(
@@ -87,6 +122,7 @@ class FakeRunner(Runner):
         hook: Callable[[Plan], Any] | None = None,
         files: dict[str, bytes] | None = None,
         gpu: bool = False,
+        processes: bool = True,
         model: Callable[[Sequence[int]], np.ndarray] = next_logits,
         draft: Callable[[Sequence[int]], np.ndarray] | None = None,
         **settings: Any,
@@ -101,9 +137,10 @@ class FakeRunner(Runner):
         self.blocks, self.size = blocks, size
         self.pool = np.full((blocks, widest), -1)
         self.hook, self.files = hook, files or {}
-        self.gpu, self.model = gpu, model
+        self.gpu, self.processes, self.model = gpu, processes, model
         self.plans: list[list[tuple[int, int]]] = []
         self.events: list[tuple[str, int]] = []
+        self.fetched: list[int] = []
         self.gate = threading.Event()
         self.gate.set()
         self.closed = False
@@ -115,13 +152,16 @@ class FakeRunner(Runner):
         if self.hook is not None:
             self.hook(plan)
         values = self._compute(self.model, self.pool, plan, rows, tokens)
-        return GpuLogits(values, len(self.plans) - 1, self.events) if self.gpu else Logits(values)
+        return self._logits(values, len(self.plans) - 1)
 
     def propose(self, plan: Plan, rows: Sequence[int], tokens: Any = None) -> Logits:
         assert self.draft is not None
         self.proposals.append([(item.start, item.count) for item in plan.items])
         values = self._compute(self.draft, self.draft_pool, plan, rows, tokens)
-        return GpuLogits(values, -len(self.proposals), self.events) if self.gpu else Logits(values)
+        return self._logits(values, -len(self.proposals))
+
+    def _logits(self, values: np.ndarray, step: int) -> Logits:
+        return GpuLogits(values, step, self.events, self.processes, self.fetched) if self.gpu else Logits(values)
 
     def _compute(
         self, model: Callable[[Sequence[int]], np.ndarray], pool: np.ndarray, plan: Plan, rows: Sequence[int], tokens: Any

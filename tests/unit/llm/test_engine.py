@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.unit.llm.fake import VOCABULARY, FakeRunner, StatefulRunner, TextRunner, greedy
+from tests.unit.llm.fake import VOCABULARY, FakeRunner, StatefulRunner, TextRunner, greedy, next_logits
 from untorch import ArgumentTypeError, ClosedError, InvalidArgumentError, ModelError, OutOfMemoryError
 from untorch.llm import Chunk, Engine, SamplingParams
 from untorch.llm.blocks import BlockGroup
@@ -76,10 +76,65 @@ def test_a_step_is_enqueued_before_the_tokens_of_the_last_one_are_here() -> None
         assert runner.events[-5:] == [
             ("run", last - 1), ("wait", last - 2), ("run", last), ("wait", last - 1), ("wait", last),
         ]  # fmt: skip
-        # What a step needs of the host keeps the next one waiting.
-        del runner.events[:]
-        made.generate([1, 2, 3], SamplingParams(temperature=0, max_tokens=3, logprobs=0))
-        assert [what for what, _ in runner.events] == ["run"] * 3
+        assert not runner.fetched
+
+
+def test_a_package_without_methods_that_process_logits_waits_for_the_host() -> None:
+    runner = FakeRunner(gpu=True, processes=False)
+    with engine(runner) as made:
+        result = made.generate([1, 2, 3], SamplingParams(temperature=0, max_tokens=3, logprobs=0))
+        assert [what for what, _ in runner.events] == ["run"] * 3 and set(runner.fetched) == {0, 1, 2}
+        assert result.token_ids == greedy([1, 2, 3], 3)
+
+
+PROCESSED: list[dict[str, Any]] = [
+    {"temperature": 0, "repetition_penalty": 1.5, "logprobs": 3},
+    {"frequency_penalty": 1.0, "presence_penalty": 0.5, "seed": 3, "top_p": 0.9},
+    {"logit_bias": {7: 4.0, 9: -100.0}, "seed": 4, "logprobs": 0},
+    {"temperature": 0},
+    {"seed": 5, "min_tokens": 6, "stop_token_ids": list(range(0, 64, 2))},
+    {"seed": 6, "n": 2, "best_of": 3, "top_k": 5},
+]
+
+
+def test_penalties_and_logprobs_on_the_device_are_those_of_the_host() -> None:
+    prompts = [[1, 2, 3 + i] for i in range(len(PROCESSED))]
+    params = [SamplingParams(max_tokens=12, **fields) for fields in PROCESSED]
+    found = []
+    for gpu in (False, True):
+        runner = FakeRunner(gpu=gpu)
+        with engine(runner) as made:
+            results = [handle.result() for handle in [made.submit(*one) for one in zip(prompts, params, strict=True)]]
+            alone = made.generate(prompts[0], params[0])
+            assert alone.token_ids == results[0].token_ids
+            stats = made.stats()
+            assert stats.blocks_free == stats.blocks
+        found.append([[(one.token_ids, one.logprobs) for one in result.completions] for result in results])
+        assert not runner.fetched
+    assert found[0] == found[1]
+
+
+def test_the_step_behind_is_enqueued_before_logits_are_processed() -> None:
+    """Of the tokens that are chosen now it needs the ids alone, which are on the device."""
+    runner = FakeRunner(gpu=True)
+    with engine(runner) as made:
+        made.generate([[1, 2, 3], [4, 5]], SamplingParams(temperature=0, max_tokens=5, frequency_penalty=1.0))
+        last = max(step for _, step in runner.events)
+        assert runner.events[-5:] == [
+            ("run", last - 1), ("wait", last - 2), ("run", last), ("wait", last - 1), ("wait", last),
+        ]  # fmt: skip
+
+
+def test_a_batch_is_plain_once_min_tokens_are_there() -> None:
+    runner = FakeRunner(gpu=True)
+    with engine(runner) as made:
+        plain: list[bool] = []
+        choose = made._core.sampler.choose
+        made._core.sampler.choose = lambda *given: (plain.append(False), choose(*given))[1]  # type: ignore[method-assign]
+        params = SamplingParams(temperature=0, max_tokens=9, min_tokens=4, stop_token_ids=[63])
+        expected = next_logits([1, 2, 3])
+        result = made.generate([1, 2, 3], params)
+        assert len(plain) == 5 and result.token_ids[0] == int(expected[:63].argmax())
 
 
 def test_consumers_are_woken_while_the_device_computes() -> None:

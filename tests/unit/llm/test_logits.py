@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from untorch.llm.logits import DeviceLogits
+from untorch.llm.logits import DeviceLogits, DeviceMethods
 from untorch.llm.params import SamplingParams
 from untorch.llm.sampler import Sampler, SamplerState, uniform_numbers
 
@@ -17,6 +17,7 @@ class Array:
 
     def __init__(self, values: Any) -> None:
         self.values, self.copies = np.asarray(values), 0
+        self.shape = self.values.shape
 
     def copy_to_host_async(self) -> None:
         self.begun = True
@@ -38,7 +39,7 @@ def on_gpu(tokens: list[int]) -> tuple[DeviceLogits, Array, list[Any]]:
         return Array(tokens)
 
     values = Array(np.eye(4, 6, dtype=np.float32))
-    return DeviceLogits(values, 3, method), values, calls
+    return DeviceLogits(values, 3, DeviceMethods(6, method)), values, calls
 
 
 def test_tokens_are_chosen_there() -> None:
@@ -67,19 +68,66 @@ def test_draws_are_padded() -> None:
     assert uniform[1] > 0 and uniform[2:].tolist() == [0, 0] and uniform.dtype == np.float32
     # The copy to the host has begun, and padding is not among what it gives.
     assert choice.device.begun and choice.device.copies == 0
-    assert [one.token for one in Sampler(6).finish(choice)] == [2, 5]
+    assert [one.token for one in Sampler(6).finish(choice, states)] == [2, 5]
     # The step behind has a row for each, other random numbers, and the rest as before.
     behind = draws.behind(uniform_numbers(states))
     assert behind.rows.tolist() == [0, 1] and behind.top_k is draws.top_k
     assert not np.isclose(behind.uniform, draws.uniform).any()
 
 
-@pytest.mark.parametrize(
-    "fields",
-    [{"logprobs": 0}, {"logit_bias": {1: 1.0}}, {"min_tokens": 1}, {"frequency_penalty": 0.5}, {"n": 1, "best_of": 2}],
-)
-def test_what_brings_them_to_the_host(fields: dict[str, Any]) -> None:
+FIELDS: list[dict[str, Any]] = [
+    {"logprobs": 0}, {"logit_bias": {1: 1.0}}, {"min_tokens": 1}, {"frequency_penalty": 0.5}, {"n": 1, "best_of": 2},
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("fields", FIELDS)
+def test_what_brings_them_to_the_host_with_an_earlier_package(fields: dict[str, Any]) -> None:
     logits, values, calls = on_gpu([0, 0])
-    found = Sampler(6).sample(logits, [state(temperature=0), state(temperature=0, **fields)], [1, 2])
+    assert logits.can_choose and not logits.can_process
+    states = [state(temperature=0), SamplerState(SamplingParams(temperature=0, **fields), stop_ids=(5,))]
+    found = Sampler(6).sample(logits, states, [1, 2])
     assert found[0].token == 1 and not calls and values.copies == 1
     assert logits.numpy().shape == (3, 6) and values.copies == 1
+
+
+@pytest.mark.parametrize("fields", FIELDS)
+def test_what_is_processed_there(fields: dict[str, Any]) -> None:
+    logits, values, calls = on_gpu([2, 5, 0, 0])
+    processed, computed = [], []
+
+    def process(*args: Any) -> str:
+        processed.append(args)
+        return "processed"
+
+    def logprobs(*args: Any) -> list[Array]:
+        computed.append(args)
+        return [Array(np.arange(4.0)), Array(np.arange(4) + 1), Array(np.full((4, 20), -2.0)), Array(np.zeros((4, 20)))]
+
+    logits._methods = DeviceMethods(6, logits._methods.choose, process, logprobs)
+    logits._padded = lambda count: 4
+    states = [state(temperature=0), SamplerState(SamplingParams(temperature=0, **fields), stop_ids=(5,))]
+    found = Sampler(6).sample(logits, states, [1, 2])
+    assert [one.token for one in found] == [2, 5] and values.copies == 0
+    [(given, rows, *_)] = calls
+    if states[1].changes_logits:
+        [(tensor, places, masks, mask_rows, at, factor, shift)] = processed
+        assert tensor is values and places.tolist() == [1, 2, 0, 0] and masks.tolist() == [[-1]]
+        assert (mask_rows == 0).all() and len(mask_rows) == 4 and len(at) == len(factor) == len(shift) == 2
+        assert given == "processed" and rows.tolist() == [0, 1, 2, 3]
+    else:
+        assert given is values and rows.tolist() == [1, 2, 0, 0] and not processed
+    if states[1].wanted_logprobs is None:
+        assert not computed and found[1].logprobs is None
+    else:
+        [(tensor, rows, tokens, wanted)] = computed  # of the model's own logits
+        assert tensor is values and rows.tolist() == [1, 2, 0, 0] and tokens.values.tolist() == [2, 5, 0, 0]
+        assert wanted.tolist() == [0] * 4 and found[0].logprobs is None
+        assert found[1].logprobs is not None and found[1].logprobs.logprob == 1 and found[1].logprobs.rank == 2
+
+
+def test_more_logprobs_than_a_package_computes_are_the_hosts() -> None:
+    logits, values, calls = on_gpu([0])
+    logits._methods = DeviceMethods(6, logits._methods.choose, print, print)
+    found = Sampler(6).sample(logits, [state(temperature=0, logprobs=21)], [1])
+    assert found[0].token == 1 and not calls and values.copies == 1
+    assert found[0].logprobs is not None and len(found[0].logprobs.top) == 6

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from untorch.llm.blocks import BlockTable, GroupTable
-from untorch.llm.logits import Draws
+from untorch.llm.logits import DeviceMethods, Draws
 from untorch.llm.lora import Adapter, LorasNow
 from untorch.llm.paged_model import PagedModel
 from untorch.llm.prompt import Embeddings
@@ -95,7 +95,9 @@ def test_tokens_that_the_gpu_chooses() -> None:
     loras: Any = SimpleNamespace(now=LorasNow(object(), weakref.WeakKeyDictionary({adapter: (0, 16)})))
     methods: Any = [(16, method)]
     draws = Draws(np.arange(3), *np.zeros((5, 3), np.float32))
-    made = PagedModel(methods, [], choose, [4], 0, object(), graph_sizes=[8], adapted=methods, loras=loras)  # type: ignore[arg-type]
+    made = PagedModel(
+        methods, [], DeviceMethods(4, choose), [4], 0, object(), graph_sizes=[8], adapted=methods, loras=loras
+    )  # type: ignore[arg-type]
     for lora in (None, adapter):
         sequences = [sequence([1, 2], [], [i]) for i in range(3)]
         sequences[1].lora = lora

@@ -18,8 +18,10 @@ WIDTH = 40
 
 def state(prompt: tuple[int, ...] = (), counts: dict[int, int] | None = None, **fields: Any) -> SamplerState:
     given = fields.pop("state", {})
-    made = SamplerState(SamplingParams(**fields), frozenset(prompt), counts=counts or {}, **given)
-    made.generated = sum(made.counts.values())
+    made = SamplerState(SamplingParams(**fields), frozenset(prompt), **given)
+    for token, count in (counts or {}).items():
+        for _ in range(count):
+            made.append(token)
     return made
 
 

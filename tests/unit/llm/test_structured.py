@@ -54,24 +54,26 @@ SCHEMAS: list[dict[str, Any]] = [
 class Chatter(FakeRunner):
     """Random logits over bytes. likes: characters that get more than others."""
 
-    def __init__(self, likes: str = "") -> None:
+    def __init__(self, likes: str = "", gpu: bool = False) -> None:
         self.likes = Tokenizer(byte_tokenizer()).encode(likes)
         super().__init__(
             files={"tokenizer.json": byte_tokenizer()}, vocabulary=258, tokenizer="tokenizer.json", stop_ids=(257,),
-            max_positions=2000, blocks=2000,
+            max_positions=2000, blocks=2000, gpu=gpu,
         )  # fmt: skip
 
     def run(self, plan: Any, rows: Any, tokens: Any = None) -> Logits:
         logits = np.random.default_rng(len(self.plans)).standard_normal((len(rows), 258)).astype(np.float32)
         logits[:, self.likes] += 10
         self.plans.append([])
-        return Logits(logits)
+        return self._logits(logits, len(self.plans) - 1)
 
 
-@pytest.fixture(scope="module")
-def engine() -> Iterator[Engine]:
-    with Engine(Chatter(), max_batch_tokens=64, max_sequences=16) as made:
+@pytest.fixture(scope="module", params=["host", "gpu"])
+def engine(request: pytest.FixtureRequest) -> Iterator[Engine]:
+    runner = Chatter(gpu=request.param == "gpu")
+    with Engine(runner, max_batch_tokens=64, max_sequences=16) as made:
         yield made
+    assert not runner.fetched
 
 
 def check(value: Any, schema: dict[str, Any], root: dict[str, Any]) -> None:

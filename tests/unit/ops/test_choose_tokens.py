@@ -12,7 +12,14 @@ from tests.interpreter import INTERPRETED, run_interpreted
 from untorch.llm.logits import Logits
 from untorch.llm.params import SamplingParams
 from untorch.llm.sampler import Sampler, SamplerState
-from untorch.ops.sampling.operator import choose_tokens, launch_choose
+from untorch.llm.sampler import token_logprobs as logprobs_of_host
+from untorch.ops.sampling.operator import (
+    MOST_LOGPROBS,
+    choose_tokens,
+    launch_choose,
+    launch_logprobs,
+    token_logprobs,
+)
 
 pytest.importorskip("triton")
 
@@ -75,6 +82,55 @@ def test_rows_without_a_token() -> None:
     assert got[3] >= 0
 
 
+def logprobs_case(seed: int) -> dict[str, Any]:
+    given = case(seed)
+    rng = np.random.default_rng(seed)
+    given["logits"][5, VOCABULARY - 3 : VOCABULARY] = 40  # among the last ones
+    count = len(given["rows"])
+    return {
+        "logits": given["logits"],
+        "rows": given["rows"],
+        "tokens": torch.from_numpy(rng.integers(-1, VOCABULARY, count)),
+        "wanted": torch.from_numpy(rng.integers(0, MOST_LOGPROBS + 1, count)),
+        "vocabulary": VOCABULARY,
+    }
+
+
+@interpreted
+@pytest.mark.parametrize("seed", range(2))
+def test_the_kernel_of_logprobs(seed: int) -> None:
+    given = logprobs_case(seed)
+    got = launch_logprobs(**given, wrap=lambda kernel: kernel, block=128)
+    for one, expected in zip(got, token_logprobs(**given), strict=True):
+        torch.testing.assert_close(one, expected, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.skipif(INTERPRETED, reason="needs no kernel")
+@pytest.mark.parametrize("seed", range(3))
+def test_the_reference_of_logprobs_says_what_the_host_says(seed: int) -> None:
+    given = logprobs_case(seed)
+    logprobs, ranks, top, top_ids = token_logprobs(**given)
+    for i, (row, token, wanted) in enumerate(
+        zip(*(given[name].tolist() for name in ("rows", "tokens", "wanted")), strict=True)
+    ):
+        expected = logprobs_of_host(given["logits"][row, :VOCABULARY].numpy(), max(token, 0), MOST_LOGPROBS)
+        assert ranks[i] == expected.rank
+        np.testing.assert_allclose(logprobs[i], expected.logprob, rtol=1e-6, atol=1e-6)
+        np.testing.assert_allclose(top[i, :wanted], [one for _, one in expected.top][:wanted], rtol=1e-6, atol=1e-6)
+        assert not top[i, wanted:].any() and not top_ids[i, wanted:].any()
+        assert (
+            given["logits"][row, top_ids[i, :wanted]].sort(descending=True).values
+            == given["logits"][row, top_ids[i, :wanted]]
+        ).all()
+
+
+@pytest.mark.skipif(INTERPRETED, reason="needs no kernel")
+def test_fewer_tokens_than_logprobs() -> None:
+    given = {"rows": torch.tensor([1]), "tokens": torch.tensor([2]), "wanted": torch.tensor([3]), "vocabulary": 3}
+    *_, top, top_ids = token_logprobs(torch.tensor([[9.0] * 5, [1, 3, 2, 7, 7]]), **given)
+    assert top_ids[0].tolist() == [1, 2, 0] + [0] * 17 and top.shape == (1, MOST_LOGPROBS)
+
+
 @pytest.mark.skipif(INTERPRETED, reason="needs no kernel")
 @pytest.mark.parametrize("seed", range(4))
 def test_the_reference_says_what_the_host_says(seed: int) -> None:
@@ -102,12 +158,19 @@ def test_compiles(capability: int) -> None:
     from triton.compiler import ASTSource
 
     from untorch.ops.sampling.choose import choose_tokens as kernel
+    from untorch.ops.sampling.logprobs import token_logprobs as logprobs_kernel
 
     types = {
         "logits_ptr": "*fp32", "rows_ptr": "*i64", "temperature_ptr": "*fp32", "top_k_ptr": "*i64",
         "top_p_ptr": "*fp32", "min_p_ptr": "*fp32", "uniform_ptr": "*fp32", "tokens_ptr": "*i64", "stride": "i32",
         "vocabulary": "i32", "BLOCK": "constexpr",
     }  # fmt: skip
-    source = ASTSource(fn=kernel, signature=types, constexprs={"BLOCK": 4096})
+    logprobs = {
+        "logits_ptr": "*fp32", "rows_ptr": "*i64", "tokens_ptr": "*i64", "wanted_ptr": "*i64", "logprobs_ptr": "*fp32",
+        "ranks_ptr": "*i64", "top_ptr": "*fp32", "top_ids_ptr": "*i64", "stride": "i32", "vocabulary": "i32",
+        "most": "i32", "BLOCK": "constexpr",
+    }  # fmt: skip
     target = GPUTarget("cuda", capability, 32)
-    assert triton.compile(source, target=target, options={"num_warps": 8, "num_stages": 1}).asm["ptx"]
+    for function, signature in ((kernel, types), (logprobs_kernel, logprobs)):
+        source = ASTSource(fn=function, signature=signature, constexprs={"BLOCK": 4096})
+        assert triton.compile(source, target=target, options={"num_warps": 8, "num_stages": 1}).asm["ptx"]

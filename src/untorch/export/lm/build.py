@@ -257,8 +257,13 @@ def write_language_model(
                     width = plan.dense(torch.zeros(1, width, dtype=weights)).shape[1]
             section |= _pooled_section(task, plan, width, whole)
         if task == "generate" and str(device) != "cpu":  # there the engine chooses on the host
-            methods[choose.NAME] = choose.choose_method(settings["vocabulary"], step.width)
-            section["choose"] = choose.NAME
+            for name, make in (
+                (choose.NAME, choose.choose_method),
+                (choose.PROCESS_NAME, choose.process_method),
+                (choose.LOGPROBS_NAME, choose.logprobs_method),
+            ):
+                methods[name] = make(settings["vocabulary"], step.width)
+                section[name] = name
         if draft is not None:
             if step.state_elements:
                 raise CompileError(

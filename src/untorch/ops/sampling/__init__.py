@@ -1,1 +1,1 @@
-"""``untorch::choose_tokens``: a token for each row of logits, on a GPU."""
+"""``untorch::choose_tokens`` and ``untorch::token_logprobs``: tokens and logprobs from rows of logits, on a GPU."""

@@ -1,6 +1,6 @@
-"""``untorch::choose_tokens``: the kernel as an operator, and its reference.
+"""``untorch::choose_tokens`` and ``untorch::token_logprobs``: the kernels as operators, and their references.
 
-AOTInductor compiles the kernel with the model that calls it. On the CPU there is the reference alone.
+AOTInductor compiles a kernel with the model that calls it. On the CPU there is the reference alone.
 """
 
 from __future__ import annotations
@@ -10,9 +10,14 @@ from typing import Any, cast
 import torch
 from torch._library.custom_ops import CustomOpDef
 
-__all__ = ["OPERATOR", "choose_tokens", "launch_choose"]
+__all__ = [
+    "LOGPROBS", "MOST_LOGPROBS", "OPERATOR", "choose_tokens", "launch_choose", "launch_logprobs", "token_logprobs",
+]  # fmt: skip
 
+MOST_LOGPROBS = 20  # of a token; what OpenAI's API allows
 _BLOCK, _WARPS = 4096, 8
+
+Logprobs = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]
 
 
 def _choose_tokens(
@@ -100,4 +105,63 @@ def _choose_tokens_fake(logits: torch.Tensor, rows: torch.Tensor, *others: Any) 
     return torch.empty_like(rows)
 
 
+def _token_logprobs(
+    logits: torch.Tensor, rows: torch.Tensor, tokens: torch.Tensor, wanted: torch.Tensor, vocabulary: int
+) -> Logprobs:
+    """Logprobs [S] of the tokens in their rows of the logits, ranks [S] from 1 on, and the most likely tokens'
+    logprobs and ids [S, MOST_LOGPROBS], of which each has ``wanted``: the rest is 0.
+
+    logits [any, at least vocabulary], float32; rows, tokens, wanted [S], int64. Token -1 counts as 0.
+    """
+    return launch_logprobs(logits, rows, tokens, wanted, vocabulary, torch.library.wrap_triton)
+
+
+token_logprobs = cast(
+    CustomOpDef, torch.library.triton_op("untorch::token_logprobs", _token_logprobs, mutates_args=())
+)  # fmt: skip
+
+
+def launch_logprobs(
+    logits: torch.Tensor,
+    rows: torch.Tensor,
+    tokens: torch.Tensor,
+    wanted: torch.Tensor,
+    vocabulary: int,
+    wrap: Any,
+    block: int = _BLOCK,
+) -> Logprobs:
+    """Launches the kernel, as ``launch_choose``."""
+    from untorch.ops.sampling.logprobs import token_logprobs as kernel
+
+    count = rows.shape[0]
+    logprobs, ranks = logits.new_empty(count), rows.new_empty(count)
+    top, top_ids = logits.new_zeros(count, MOST_LOGPROBS), rows.new_zeros(count, MOST_LOGPROBS)
+    wrap(kernel)[(count,)](
+        logits, rows, tokens, wanted, logprobs, ranks, top, top_ids, logits.stride(0), vocabulary, MOST_LOGPROBS,
+        BLOCK=block, num_warps=_WARPS, num_stages=1,
+    )  # fmt: skip
+    return logprobs, ranks, top, top_ids
+
+
+@token_logprobs.register_kernel("cpu")
+def _token_logprobs_cpu(
+    logits: torch.Tensor, rows: torch.Tensor, tokens: torch.Tensor, wanted: torch.Tensor, vocabulary: int
+) -> Logprobs:
+    x = logits[rows, :vocabulary].double()
+    whole = x.logsumexp(1, keepdim=True)
+    own = x.gather(1, tokens.clamp(min=0)[:, None])
+    order = torch.argsort(x, dim=1, descending=True, stable=True)[:, :MOST_LOGPROBS]
+    order = torch.nn.functional.pad(order, (0, MOST_LOGPROBS - order.shape[1]))
+    absent = torch.arange(MOST_LOGPROBS) >= wanted[:, None]
+    top = (x.gather(1, order) - whole).masked_fill(absent, 0)
+    return (own - whole)[:, 0].float(), (x > own).sum(1) + 1, top.float(), order.masked_fill(absent, 0)
+
+
+@token_logprobs.register_fake
+def _token_logprobs_fake(logits: torch.Tensor, rows: torch.Tensor, *others: Any) -> Logprobs:
+    shape = rows.shape[0], MOST_LOGPROBS
+    return logits.new_empty(shape[0]), torch.empty_like(rows), logits.new_empty(shape), rows.new_empty(shape)
+
+
 OPERATOR = torch.ops.untorch.choose_tokens.default
+LOGPROBS = torch.ops.untorch.token_logprobs.default

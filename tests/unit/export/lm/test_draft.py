@@ -43,7 +43,9 @@ def test_methods_and_pages_of_its_own(written: dict[str, Any], tmp_path: Path) -
     causal_lm(
         model, tmp_path / "m.pt2", draft=draft, token_counts=(8, 64), kv_dtype="int8", device="cuda", arch="sm_90"
     )
-    assert written["names"] == ["step_8", "step_64", "choose", "draft_step_8", "draft_step_64", "draft_choose"]
+    assert written["names"] == [
+        "step_8", "step_64", "choose", "process_logits", "logprobs", "draft_step_8", "draft_step_64", "draft_choose",
+    ]  # fmt: skip
     section = written["llm"]["draft"]
     json.dumps(section)
     assert [layer["heads_kv"] for layer in section["layers"]] == [2, 2, 2]
