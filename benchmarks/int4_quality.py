@@ -11,7 +11,7 @@ import torch
 from common import Report, Table, arguments
 from minilm_quality import COLUMNS, Quality
 
-from untorch.quant.methods import quantize_weight
+from untorch.quant.methods import quantize_int4
 
 CASES: tuple[tuple[int, str | None], ...] = ((256, None), (128, None), (64, None), (32, None), (32, "*.value"))
 
@@ -45,7 +45,7 @@ def best_of_three(weight: torch.Tensor, method: str) -> float:
     times = []
     for _ in range(3):
         start = time.perf_counter()
-        quantize_weight(weight, 128, method)
+        quantize_int4(weight, 128, method, *weight.shape)
         times.append(time.perf_counter() - start)
     return min(times)
 

@@ -23,7 +23,7 @@ __all__ = ["Raw", "Text", "call", "serves"]
 # PyTorch's ScalarType codes.
 _CODES = {
     torch.uint8: 0, torch.int8: 1, torch.int32: 3, torch.int64: 4, torch.float16: 5, torch.float32: 6,
-    torch.bfloat16: 15, torch.float8_e4m3fn: 24,
+    torch.float64: 7, torch.bfloat16: 15, torch.float8_e4m3fn: 24,
 }  # fmt: skip
 _ACTIVATIONS = (torch.float32, torch.bfloat16, torch.float16)
 _warned: set[str] = set()

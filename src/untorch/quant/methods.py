@@ -2,8 +2,8 @@
 
 Both see a weight [n, k] as groups [n, k / group_size, group_size] and choose a scale and a zero for each, for
 w ≈ (q − 8)·scale + zero with q from 0 to 15. All of it is element-wise torch and sums over groups, so torch's threads
-share the work, and the results do not depend on how the rows are cut into chunks. On CPUs a kernel of libuntorch.so
-computes HQQ (``native/kernels/cpu/quantize``): torch's operators take 20 to 40 times its time.
+share the work, and the results do not depend on how the rows are cut into chunks. On CPUs kernels of libuntorch.so
+compute HQQ's zeros and all values (``native/kernels/cpu/quantize``): torch's operators take 20 to 40 times their time.
 """
 
 from __future__ import annotations
@@ -14,8 +14,12 @@ import torch
 
 from untorch.ops import native
 from untorch.ops.chunks import chunks
+from untorch.ops.int4_layout import LANES, N_TILE, pack_int4
 
-__all__ = ["METHODS", "hqq_reference", "is_finite", "quantize_weight", "relative_error"]
+__all__ = [
+    "METHODS", "hqq_reference", "is_finite", "quantize_int4", "quantize_int4_reference", "quantize_weight",
+    "relative_error",
+]  # fmt: skip
 
 _LEVELS = 15
 # HQQ's constants, as published: the norm of the error, the weight β of the quadratic part, its growth, iterations.
@@ -23,7 +27,39 @@ _NORM = 0.7
 _BETA = 10.0
 _BETA_GROWTH = 1.01
 _ITERATIONS = 20
-_KERNEL_GROUP = 1024  # the largest that the kernel takes
+_KERNEL_GROUP = 1024  # the largest that the kernels take
+_BLOCK = 128  # inputs that are packed together
+
+
+def quantize_int4(
+    weight: torch.Tensor, group_size: int, method: str, n: int, k: int
+) -> tuple[torch.Tensor, torch.Tensor, float]:
+    """The packed weight, scale and zero, padded to n × k, and the relative error."""
+    rows, columns = weight.shape
+    if weight.device.type != "cpu" or not weight.numel() or (columns > 1 and weight.stride(1) != 1):
+        return quantize_int4_reference(weight, group_size, method, n, k)
+    weight = weight.detach()
+    groups = k // group_size
+    packed = torch.empty((n // N_TILE, k // _BLOCK, LANES, 4), dtype=torch.int32)
+    scale_and_zero = torch.empty((groups, n, 2), dtype=weight.dtype)
+    sums = torch.empty((rows, 2), dtype=torch.float64)
+    if method == "hqq":
+        for part in chunks(weight, k):
+            found = torch.empty((part.stop - part.start, groups, 2))
+            native.call("hqq", found, weight[part].float(), group_size)
+            scale_and_zero[:, part] = found.to(weight.dtype).transpose(0, 1)
+    native.call("quantize_int4", packed, scale_and_zero, sums, weight, group_size, int(method == "rtn"))
+    return packed, scale_and_zero, _error(*sums.sum(0).tolist())
+
+
+def quantize_int4_reference(
+    weight: torch.Tensor, group_size: int, method: str, n: int, k: int
+) -> tuple[torch.Tensor, torch.Tensor, float]:
+    """As ``quantize_int4``, by torch's operators: bit for bit with RTN."""
+    values, scale_and_zero = quantize_weight(weight, group_size, method, k)
+    error = relative_error(weight, values, scale_and_zero, group_size)
+    values = torch.nn.functional.pad(values, (0, 0, 0, n - weight.shape[0]), value=8)
+    return pack_int4(values), torch.nn.functional.pad(scale_and_zero, (0, 0, 0, n - weight.shape[0])), error
 
 
 def quantize_weight(
@@ -68,6 +104,10 @@ def relative_error(weight: torch.Tensor, values: torch.Tensor, scale_and_zero: t
         difference = torch.addcmul(zero, q, scale).flatten(1)[:, :k].sub_(part)
         wrong += float(torch.linalg.vector_norm(difference, dim=1).double().square_().sum())
         whole += float(torch.linalg.vector_norm(part, dim=1).double().square_().sum())
+    return _error(wrong, whole)
+
+
+def _error(wrong: float, whole: float) -> float:
     return float((wrong / whole) ** 0.5) if whole else 0.0 if not wrong else float("inf")
 
 

@@ -10,7 +10,6 @@ import torch
 from torch import nn
 
 from untorch.ops.int4 import GROUP_SIZES
-from untorch.ops.int4_layout import pack_int4
 from untorch.ops.int8_layout import INT8_GROUP, INT8_MAX_K, pack_int8, padded_outputs
 from untorch.ops.nvfp4_layout import BLOCK_SIZE
 from untorch.ops.w8a8 import INT8_MAX_K as W8_MAX_K
@@ -19,7 +18,7 @@ from untorch.quant.embedding import Int4Embedding, Int8Embedding, QuantizedEmbed
 from untorch.quant.experts import make_experts, make_int4_experts
 from untorch.quant.int8 import INT8_METHODS, Int8Linear, int8_error, pad_scales, quantize_int8
 from untorch.quant.linear import Int4Linear, padded_features
-from untorch.quant.methods import METHODS, quantize_weight, relative_error
+from untorch.quant.methods import METHODS, quantize_int4
 from untorch.quant.nvfp4 import NVFP4_METHODS, nvfp4_error, quantize_nvfp4
 from untorch.quant.nvfp4_linear import NVFP4Linear, check_prefill, tensors_of_layer
 from untorch.quant.w8a8 import FP8_METHODS, W8A8Linear, padded_w8, quantize_fp8
@@ -151,11 +150,8 @@ class _Int4:
 
     def quantize(self, weight: torch.Tensor) -> QuantizedTensors:
         n, k = self.padded(weight.shape[1], weight.shape[0])
-        values, scale_and_zero = quantize_weight(weight, self._group, self.method, k)
-        error = relative_error(weight, values, scale_and_zero, self._group)
-        padded = nn.functional.pad(values, (0, 0, 0, n - weight.shape[0]), value=8)
-        scale_and_zero = nn.functional.pad(scale_and_zero, (0, 0, 0, n - weight.shape[0]))
-        return QuantizedTensors((pack_int4(padded), scale_and_zero), error)
+        packed, scale_and_zero, error = quantize_int4(weight, self._group, self.method, n, k)
+        return QuantizedTensors((packed, scale_and_zero), error)
 
     def layer(self, linear: nn.Linear, tensors: tuple[torch.Tensor, ...]) -> Int4Linear:
         packed, scale_and_zero = tensors
