@@ -284,6 +284,7 @@ def test_prefixes_at_the_ends_are_refused(package: Package, prober: Prober) -> N
     assert prober.refused((f"first {n} bytes", data[:n]) for n in lengths) == []
 
 
+@pytest.mark.slow
 def test_flipped_bytes_are_refused_or_harmless(package: Package, prober: Prober) -> None:
     data = package.bytes()
     rng = random.Random(20)

@@ -68,6 +68,7 @@ def test_cycles_leave_nothing_behind(options: list[str], real: pathlib.Path) -> 
     assert last["rss"] - settled["rss"] <= 5 << 20
 
 
+@pytest.mark.slow
 def test_a_closed_program_is_freed_without_the_garbage_collector(real: pathlib.Path) -> None:
     gc.disable()
     try:

@@ -215,6 +215,7 @@ def test_header_fields_of_a_real_library(real_package: RealPackage, prober: Prob
     assert prober.refused(cases, allow_ok=True) == []
 
 
+@pytest.mark.slow
 def test_flipped_bytes_of_a_real_librarys_tables(real_package: RealPackage, prober: Prober) -> None:
     rng = random.Random(24)
     image, sections = real_package.library, elf_sections(real_package.library)

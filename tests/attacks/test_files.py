@@ -71,6 +71,7 @@ def aligned_bytes(data: bytes) -> bytes:
     pytest.skip("no aligned bytes were found")
 
 
+@pytest.mark.slow
 @pytest.mark.unsanitized  # AddressSanitizer's allocator gives none
 def test_aligned_bytes_are_used_in_place_and_kept(weight_library: bytes, package: Package) -> None:
     data = aligned_bytes(Package(weight_library, package.manifest).bytes())

@@ -82,6 +82,7 @@ except Stop as error:
     assert (done.returncode, done.stdout) == (0, "Stop('enough')\n"), done.stderr
 
 
+@pytest.mark.slow
 def test_handlers_run_between_operators(kernel_package: pathlib.Path) -> None:
     """Else the handler would run when the call has returned."""
     code = """

@@ -178,6 +178,7 @@ def test_what_is_no_exception_passes_through(program: untorch.Program, error: Ba
     np.testing.assert_allclose(program.clip(X), expected(X), rtol=1e-6)
 
 
+@pytest.mark.slow
 def test_a_kernel_may_keep_its_input(program: untorch.Program) -> None:
     """The first kernel's input and its result are memory of the model, which uses it again."""
     kept: list[Array] = []
@@ -201,6 +202,7 @@ def test_a_kernel_may_keep_its_input(program: untorch.Program) -> None:
     assert untorch._core.live_tensors() == before
 
 
+@pytest.mark.slow
 def test_a_kernel_that_keeps_an_input_of_the_call_keeps_the_callers_array(program: untorch.Program) -> None:
     kept: list[Array] = []
 

@@ -35,6 +35,7 @@ def path(weight_library: bytes, package: Package, tmp_path: pathlib.Path) -> pat
     return target
 
 
+@pytest.mark.slow
 def test_a_weight_is_read_only_and_outlives_the_program(path: pathlib.Path) -> None:
     before = _core.live_tensors()
     x = np.zeros(4, np.float32)

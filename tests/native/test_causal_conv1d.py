@@ -30,6 +30,7 @@ def verify(given: dict[str, Any]) -> None:
     assert torch.equal(plain["states"], reference["states"])
 
 
+@pytest.mark.slow
 @settings(max_examples=120, deadline=None)
 @given(data=st.data())
 def test_any_batch(data: st.DataObject) -> None:

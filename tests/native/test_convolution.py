@@ -29,6 +29,7 @@ def convolve(x: torch.Tensor, w: torch.Tensor, b: torch.Tensor | None, *rest: An
     return out
 
 
+@pytest.mark.slow
 @settings(max_examples=150, deadline=None)
 @given(data=st.data())
 def test_convolution_matches_eager(data: st.DataObject) -> None:

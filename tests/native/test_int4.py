@@ -52,6 +52,7 @@ def test_pack_is_the_documented_layout() -> None:
                     assert nibble == values[8 * i + lane // 4, k]
 
 
+@pytest.mark.slow
 @settings(max_examples=300, deadline=None)
 @given(data=st.data())
 def test_int4_linear(data: st.DataObject) -> None:
@@ -109,6 +110,7 @@ def test_scales_of_float16(scale: float) -> None:
         torch.testing.assert_close(got, want, rtol=0, atol=0, equal_nan=True)
 
 
+@pytest.mark.slow
 @pytest.mark.unsanitized
 def test_the_number_of_threads_does_not_change_a_bit() -> None:
     script = (

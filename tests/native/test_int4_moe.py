@@ -20,6 +20,7 @@ def moe(x: torch.Tensor, factors: torch.Tensor, ids: torch.Tensor, experts: Expe
     return call(MOE, x, factors, ids, *experts.arguments(swiglu), returns=1)
 
 
+@pytest.mark.slow
 @settings(max_examples=80, deadline=None)
 @given(data=st.data())
 def test_int4_moe(data: st.DataObject) -> None:

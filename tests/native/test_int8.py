@@ -91,6 +91,7 @@ def check(
     assert torch.all((got.reshape(-1, n).double() - want).abs() <= bound)
 
 
+@pytest.mark.slow
 @settings(max_examples=250, deadline=None)
 @given(data=st.data())
 def test_drawn(data: st.DataObject) -> None:
@@ -228,6 +229,7 @@ def test_no_rows_columns_or_features() -> None:
     assert torch.equal(got, torch.arange(1.0, 21.0).expand(3, 20))
 
 
+@pytest.mark.slow
 @pytest.mark.unsanitized
 def test_the_number_of_threads_does_not_change_a_bit() -> None:
     script = (

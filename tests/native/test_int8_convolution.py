@@ -205,6 +205,7 @@ def test_no_images_and_one_pixel() -> None:
     assert convolution(torch.ones(2, 8, 5, 4), wide, torch.ones(20)).tolist() == [[[[160.0]]] * 20] * 2
 
 
+@pytest.mark.slow
 @pytest.mark.unsanitized
 def test_the_number_of_threads_does_not_change_a_bit() -> None:
     script = (

@@ -135,6 +135,7 @@ print(kept, faults, resident() - before)
 """
 
 
+@pytest.mark.slow
 @caching
 def test_no_more_is_kept_than_was_in_use() -> None:
     here = Path(__file__).parent

@@ -44,6 +44,7 @@ def close(got: torch.Tensor, want: torch.Tensor, size: torch.Tensor, rounding: f
     return bool(torch.all((got.double() - want).abs() <= want.abs() * rounding + size * 2.0**-18 + least))
 
 
+@pytest.mark.slow
 @settings(max_examples=250, deadline=None)
 @given(data=st.data())
 def test_nvfp4_linear(data: st.DataObject) -> None:

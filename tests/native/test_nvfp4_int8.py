@@ -135,6 +135,7 @@ def test_a_row_alone_gives_what_it_gives_among_others() -> None:
         assert torch.equal(linear(x[:count], w), whole[:count])
 
 
+@pytest.mark.slow
 @pytest.mark.unsanitized
 def test_the_number_of_threads_does_not_change_a_bit() -> None:
     check_threads("test_nvfp4_int8", "1030, 1024")

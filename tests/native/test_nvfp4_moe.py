@@ -46,6 +46,7 @@ def swiglus(draw: st.DrawFn, e: int, k: int, width: int) -> SwiGLU:
     )
 
 
+@pytest.mark.slow
 @settings(max_examples=60, deadline=None)
 @given(data=st.data())
 def test_nvfp4_moe(data: st.DataObject) -> None:

@@ -83,6 +83,7 @@ def assert_close(got: torch.Tensor, expected: torch.Tensor) -> None:
     torch.testing.assert_close(got, expected, rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.slow
 @settings(max_examples=150, deadline=None)
 @given(data=st.data())
 def test_matches_eager(data: st.DataObject) -> None:
@@ -233,6 +234,7 @@ def rounded(x: torch.Tensor) -> torch.Tensor:
     return x.bfloat16().float()
 
 
+@pytest.mark.slow
 @settings(max_examples=150, deadline=None)
 @given(data=st.data())
 def test_bfloat16_weights(data: st.DataObject) -> None:
@@ -356,12 +358,14 @@ def one_thread(tmp_path_factory: pytest.TempPathFactory) -> list[torch.Tensor]:
     return _run_with(tmp_path_factory.mktemp("one") / "thread", OMP_NUM_THREADS="1")
 
 
+@pytest.mark.slow
 @pytest.mark.unsanitized
 def test_the_number_of_threads_does_not_change_a_bit(one_thread: list[torch.Tensor], tmp_path: Path) -> None:
     three = _run_with(tmp_path / "3", OMP_NUM_THREADS="3")
     assert all(torch.equal(a, b) for a, b in zip(one_thread, three, strict=True))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("isa", ["baseline", "v3", "v4"])
 def test_every_level_of_instructions_and_number_of_threads(
     isa: str, one_thread: list[torch.Tensor], tmp_path: Path

@@ -20,6 +20,7 @@ def same(got: torch.Tensor, want: torch.Tensor) -> None:
     assert torch.equal(got, want)
 
 
+@pytest.mark.slow
 @settings(max_examples=150, deadline=None)
 @given(data=st.data())
 def test_pad(data: st.DataObject) -> None:

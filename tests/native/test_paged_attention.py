@@ -88,6 +88,7 @@ def verify(given: dict[str, Any]) -> None:
     assert torch.equal(plain["pool"].view(torch.uint8), reference["pool"].view(torch.uint8))
 
 
+@pytest.mark.slow
 @settings(max_examples=120, deadline=None)
 @given(data=st.data())
 def test_any_batch(data: st.DataObject) -> None:

@@ -126,6 +126,7 @@ print(torch.equal(call("aoti_torch_cpu_topk", x, 1, -1, True, True, returns=2)[0
 """
 
 
+@pytest.mark.slow
 @pytest.mark.unsanitized
 def test_a_thread_that_runs_out_of_memory_fails_the_call_and_not_the_process() -> None:
     environment = os.environ | {"OMP_NUM_THREADS": "2", "UNTORCH_LIBRARY": library_path()}

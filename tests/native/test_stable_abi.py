@@ -42,6 +42,7 @@ def compile_as_stable(source: Path) -> str:
     return subprocess.run(command, capture_output=True, text=True, check=False).stderr
 
 
+@pytest.mark.slow
 def test_the_sources_compile(tmp_path: Path) -> None:
     # Grouped as builds group them, which is quicker.
     command = [sys.executable, str(ROOT / "cmake" / "unity.py"), str(tmp_path), "14", *map(str, FOLDER.glob("*.cpp"))]

@@ -184,6 +184,7 @@ def check_threads(module: str, weight: str) -> None:
     assert len(outputs.pop().split()) == 3
 
 
+@pytest.mark.slow
 @pytest.mark.unsanitized
 def test_the_number_of_threads_does_not_change_a_bit() -> None:
     check_threads("test_w4a8", "1030, 1024, 64, torch.bfloat16")

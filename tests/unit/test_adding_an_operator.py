@@ -58,6 +58,7 @@ def tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tree
 
 
+@pytest.mark.slow
 def test_the_front_compiles_for_both_devices(tree: Path) -> None:
     for define in ((), ("-DUNTORCH_CUDA_KERNELS",)):
         done = subprocess.run(

@@ -25,6 +25,7 @@ def test_an_array(make: Any, shape: tuple[int, ...], dtype: str) -> None:
         assert not array.any()
 
 
+@pytest.mark.slow
 def test_it_is_shared_and_writable() -> None:
     made = untorch.zeros((2, 3), np.float32)
     array = made.numpy()
@@ -73,6 +74,7 @@ def test_dtypes() -> None:
     assert untorch.zeros((np.int64(2), 3), int).dtype == "int64"
 
 
+@pytest.mark.slow
 def test_memory_goes_back() -> None:
     gc.collect()
     before = _core.live_tensors()

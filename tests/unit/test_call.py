@@ -45,6 +45,7 @@ def check(result: Any) -> None:
     np.testing.assert_array_equal(rest["c"][1], e + 1)
 
 
+@pytest.mark.slow
 def test_a_tree_in_and_a_tree_out(method: untorch.Method) -> None:
     args, kwargs = arguments()
     check(method(*args, **kwargs))
@@ -176,6 +177,7 @@ def test_arguments_may_be_given_by_name(own_package: pathlib.Path) -> None:
         assert str(caught.value) == "method 'linear': got two values for argument 'x'; it takes (x: float32[batch, 4])"
 
 
+@pytest.mark.slow
 def test_nothing_is_left_of_calls(method: untorch.Method) -> None:
     def calls(count: int) -> None:
         for _ in range(count):

@@ -71,6 +71,7 @@ def test_every_dtype_passes_without_a_copy(program: untorch.Program) -> None:
     np.testing.assert_array_equal(out["pair"][0], np.full((2, 3), 2, np.float32))
 
 
+@pytest.mark.slow
 def test_an_alias_of_an_input_keeps_it_and_its_rights(program: untorch.Program, x: np.ndarray[Any, Any]) -> None:
     same, _, doubled = program["alias"](x)
     assert address(same) == address(x)
@@ -85,6 +86,7 @@ def test_an_alias_of_an_input_keeps_it_and_its_rights(program: untorch.Program, 
     np.testing.assert_array_equal(same, [7, 1, 2, 3])
 
 
+@pytest.mark.slow
 def test_a_part_of_a_weight_outlives_the_program(own_package: pathlib.Path, x: np.ndarray[Any, Any]) -> None:
     program = untorch.load(own_package)
     _, row, _ = program["alias"](x)
@@ -176,6 +178,7 @@ def test_an_alias_of_a_read_only_input_is_read_only(program: untorch.Program, x:
         same.__dlpack__()
 
 
+@pytest.mark.slow
 def test_an_exported_alias_keeps_the_input(program: untorch.Program) -> None:
     x = np.full(4, 5, np.float32)
     same, _, _ = program["alias"](Producer(x))
@@ -219,6 +222,7 @@ def test_a_producer_that_gives_no_capsule(program: untorch.Program) -> None:
     assert isinstance(caught.value.__cause__, BufferError)
 
 
+@pytest.mark.slow
 def test_torch_tensors_in_and_out(program: untorch.Program) -> None:
     torch = pytest.importorskip("torch")
     x = torch.arange(4.0)

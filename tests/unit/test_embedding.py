@@ -97,6 +97,7 @@ def test_a_wrong_count_a_wrong_method_and_a_wrong_file(program: Path, package: P
     assert run(program, package, "forward", "2,x").returncode == 2
 
 
+@pytest.mark.slow
 def test_the_cmake_project_builds_it(tmp_path: Path, package: Path) -> None:
     cmake = shutil.which("cmake", path=os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]]))
     assert cmake is not None, "cmake is in requirements-test.txt"

@@ -102,6 +102,7 @@ def no_python(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("untorch.runtime.method._ProxyHandler.__call__", refuse)
 
 
+@pytest.mark.slow
 def test_nms(program: untorch.Program, no_python: None) -> None:
     kept, boxes = program.detect(BOXES, SCORES)
     expected = reference(BOXES * 2, SCORES, 0.4)

@@ -72,6 +72,7 @@ def driver(monkeypatch: pytest.MonkeyPatch) -> Driver:
     return made
 
 
+@pytest.mark.slow
 def test_copies_lie_in_pinned_memory(driver: Driver) -> None:
     buffers = pinned.PinnedBuffers(1)
     x = np.arange(3000, dtype=np.float32).reshape(30, 100)

@@ -240,6 +240,7 @@ if __name__ == "__main__":
     assert done.stdout == "{1} [6000.0, 12600.0, 19200.0]\n"
 
 
+@pytest.mark.slow
 def test_pandas(predictor: untorch.Predictor) -> None:
     pandas = pytest.importorskip("pandas")
     frame = pandas.DataFrame({"id": [7, 8], "x": list(X.astype(np.float64))})

@@ -47,6 +47,7 @@ def test_a_program_unpickles_as_itself_where_it_is_open(own_copy: pathlib.Path) 
     other.close()
 
 
+@pytest.mark.slow
 def test_some_unpickled_programs_stay_loaded(own_copy: pathlib.Path) -> None:
     """A pool's worker holds none between two tasks."""
     with untorch.load(own_copy, num_runners=3) as program:

@@ -243,6 +243,7 @@ def test_a_closed_program_refuses_calls(own_package: pathlib.Path, x: np.ndarray
             call()
 
 
+@pytest.mark.slow
 def test_nothing_is_left_after_close(own_package: pathlib.Path, x: np.ndarray[Any, Any]) -> None:
     def use() -> None:
         with untorch.load(own_package) as program:
@@ -342,6 +343,7 @@ def test_any_number_of_threads_gives_the_result(
         np.testing.assert_allclose(program.linear(x), expected(x), rtol=1e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("forks", [False, True])
 def test_numpy_comes_in_the_background(own_package: pathlib.Path, forks: bool) -> None:
     """Made slow here: the first use waits for the import, also in a fork, which has no thread that imports it."""

@@ -34,6 +34,7 @@ class Scale(torch.nn.Module):
         return x + 1
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
 def test_a_read_only_array_is_refused_where_the_model_writes(tmp_path: Path) -> None:
     export(Scale(), (torch.zeros(3),), tmp_path / "scale.pt2", progress=False)
@@ -47,6 +48,7 @@ def test_a_read_only_array_is_refused_where_the_model_writes(tmp_path: Path) -> 
         assert x.tolist() == [2, 2, 2]
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
 def test_misaligned_memory_is_written_on_the_cpu(tmp_path: Path) -> None:
     export(Scale(), (torch.zeros(3),), tmp_path / "scale.pt2", progress=False)

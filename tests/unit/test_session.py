@@ -30,6 +30,7 @@ def row(program: untorch.Program, x: np.ndarray) -> np.ndarray:
     return np.asarray(program.plain(x))
 
 
+@pytest.mark.slow
 def test_methods_share_the_buffers_that_they_name(program: untorch.Program) -> None:
     session = program.session()
     for i in range(3):
@@ -182,6 +183,7 @@ def test_closing(cache_package: Path) -> None:
     assert "closed" in repr(session)
 
 
+@pytest.mark.slow
 def test_a_session_keeps_its_program(cache_package: Path) -> None:
     session = untorch.load(cache_package).session()
     gc.collect()
@@ -190,6 +192,7 @@ def test_a_session_keeps_its_program(cache_package: Path) -> None:
         assert same is session
 
 
+@pytest.mark.slow
 def test_outputs_that_are_buffers_stay_valid(program: untorch.Program) -> None:
     row(program, X)  # opens the program's own method
     gc.collect()

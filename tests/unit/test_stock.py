@@ -146,6 +146,7 @@ def test_what_the_code_relies_on_is_checked(what: str, stock_dynamic: pathlib.Pa
         program["model"].run(inputs | {name: change(inputs[name]) for name, change in changes.items()})
 
 
+@pytest.mark.slow
 def test_the_environment_switches_the_checks(stock_dynamic: pathlib.Path) -> None:
     """Unset: ours; 0: none; 1: the library's own, too, whose ranges are narrower."""
     script = """
@@ -254,6 +255,7 @@ def test_no_source_takes_long(old: str, new: str, stock_dynamic: pathlib.Path, t
     subprocess.run([sys.executable, "-c", script, str(path)], check=True, timeout=60)
 
 
+@pytest.mark.slow
 def test_strict_reading_takes_pytorchs_own_archives(stock_linear: pathlib.Path, stock_blob: pathlib.Path) -> None:
     """Zero sizes in local headers, data descriptors, padding: as PyTorch writes them, and not otherwise."""
     for path in (stock_linear, stock_blob):

@@ -109,6 +109,7 @@ def test_settings_are_the_threads_own() -> None:
     assert seen == [None]
 
 
+@pytest.mark.slow
 def test_the_object_is_kept_while_it_is_set() -> None:
     owner = Core(0x50)
     alive = weakref.ref(owner)

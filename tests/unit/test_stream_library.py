@@ -232,6 +232,7 @@ target_link_libraries(both PRIVATE untorch::untorch)
 """
 
 
+@pytest.mark.slow
 def test_the_cmake_targets(tmp_path: Path) -> None:
     cmake = shutil.which("cmake", path=os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]]))
     assert cmake is not None, "cmake is in requirements-test.txt"

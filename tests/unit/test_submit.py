@@ -209,6 +209,7 @@ def test_threads_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
         module._pool.shutdown()
 
 
+@pytest.mark.slow
 def test_a_cancelled_call_does_not_begin_and_keeps_no_arrays() -> None:
     async def main() -> None:
         gate, lane = Gate(), Lane(1)

@@ -265,6 +265,7 @@ def test_unknown_option_before_the_script_runs(tmp_path: Path) -> None:
     assert done.stderr == "untorch: unknown option 'verfy': did you mean 'verify'?\n"
 
 
+@pytest.mark.slow
 @needs_torch
 def test_check(script: Path) -> None:
     done = export_warm(f"{script}:build", "--check", "--json")
@@ -284,6 +285,7 @@ def test_check(script: Path) -> None:
         assert item["name"].startswith("aoti_torch_cpu_")
 
 
+@pytest.mark.slow
 @needs_torch
 def test_check_names_what_is_missing(script: Path) -> None:
     done = export_warm(f"{script}:unknown", "--check", "--json")

@@ -7,6 +7,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 
 def test_json_document(cli: Callable[..., Any], package: Path, tmp_path: Path) -> None:
     trace = tmp_path / "trace.json"
@@ -28,6 +30,7 @@ def test_json_document(cli: Callable[..., Any], package: Path, tmp_path: Path) -
     assert json.loads(trace.read_text())["otherData"]["method"] == "forward"
 
 
+@pytest.mark.slow
 def test_text(cli: Callable[..., Any], package: Path) -> None:
     done = cli("profile", package, "--runs", 2)
     assert done.code == 0, done.err

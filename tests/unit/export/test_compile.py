@@ -89,6 +89,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, ExportReport, 
     return path, report, encoder
 
 
+@pytest.mark.slow
 def test_the_report(made: tuple[Path, ExportReport, Encoder]) -> None:
     path, report, _ = made
     assert report.path == path
@@ -147,6 +148,7 @@ def test_it_runs(made: tuple[Path, ExportReport, Encoder]) -> None:
     assert result["none"] is None
 
 
+@pytest.mark.slow
 def test_a_missing_operator_stops_the_export_and_keeps_the_old_file(tmp_path: Path) -> None:
     @torch.library.custom_op("untorch_test::unknown", mutates_args=())
     def unknown(x: torch.Tensor) -> torch.Tensor:
@@ -353,6 +355,7 @@ for path in sys.argv[1:]:
 """
 
 
+@pytest.mark.slow
 def test_what_a_process_compiled_before_makes_no_difference(tmp_path: Path) -> None:
     """Three layers read one result, which is computed once, also for the first operator of its kind."""
     paths = [str(tmp_path / name) for name in ("first.pt2", "second.pt2")]

@@ -63,6 +63,7 @@ class Head(torch.nn.Module):
         return x[: n.item()] * 2
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
 def test_an_export(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What torch's own wrapper did for a slice without a start."""

@@ -22,6 +22,7 @@ class Joined(torch.nn.Module):
         return {"doubled": torch.cat([x, x]) * scale, "sum": pair["a"] + 1, "rest": pair["b"] * 2}
 
 
+@pytest.mark.slow
 def test_names_in_the_file(tmp_path: Path) -> None:
     """Also of a tensor in a dictionary, in sizes made of one, and of arguments by keyword; Dim.AUTO has no name."""
     x, a, b = torch.randn(3, 4), torch.randn(5), torch.randn(6)
@@ -46,6 +47,7 @@ def test_names_in_the_file(tmp_path: Path) -> None:
             method(np.ones((65, 4), np.float32), {"a": a.numpy(), "b": b.numpy()}, scale=np.ones(1, np.float32))
 
 
+@pytest.mark.slow
 def test_one_name_for_one_symbol(tmp_path: Path) -> None:
     """Equal dimensions have the first name; derived ones are made of it."""
 

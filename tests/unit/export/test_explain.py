@@ -171,6 +171,7 @@ class Advised(nn.Module):
         )  # fmt: skip
 
 
+@pytest.mark.slow
 def test_the_answers_about_values_work(tmp_path: Path) -> None:
     model = Advised()
     export(model, (torch.randn(9), torch.tensor(4)), tmp_path / "advised.pt2", progress=False)
@@ -278,6 +279,7 @@ class Counts(nn.Module):
         return torch.bincount(x, minlength=5)
 
 
+@pytest.mark.slow
 def test_operators_that_libtorch_has_no_c_function_for(tmp_path: Path) -> None:
     """torch's log tells of each on the terminal; the runtime has a kernel for them."""
     script = f"""

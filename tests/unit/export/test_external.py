@@ -57,6 +57,7 @@ def exported(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, 
     return folder, state, report
 
 
+@pytest.mark.slow
 def test_export(exported: Any) -> None:
     folder, state, report = exported
     assert report.external_files == ("m-1.safetensors", "m-2.safetensors")
@@ -117,6 +118,7 @@ def test_commands(exported: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     assert run(*call).exit_code == 0 and run("inspect", report.path, "--checksums").exit_code == 0
 
 
+@pytest.mark.slow
 def test_nothing_found(tmp_path: Path) -> None:
     save_file({"x": torch.ones(3)}, tmp_path / "x.safetensors")
     with pytest.warns(UserWarning, match=r"option weights: none of the 1 weights is in .*x\.safetensors byte for byte"):

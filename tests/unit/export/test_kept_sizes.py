@@ -73,6 +73,7 @@ def test_a_pass_that_fixes_a_size(monkeypatch: pytest.MonkeyPatch) -> None:
     assert str(caught.value).endswith(f"; passes={{{entry.name!r}: False}} switches it off")
 
 
+@pytest.mark.slow
 def test_inductor_that_fixes_a_size(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     compile_ = torch._inductor.aot_compile
 

@@ -58,6 +58,7 @@ def document(path: Path) -> Any:
         return json.loads(archive.read("model/extra/kernel_calls/forward.json"))
 
 
+@pytest.mark.slow
 def test_calls_have_names_lines_and_modules(package: Path) -> None:
     text = json.dumps(document(package))
     assert str(Path(__file__).parent) not in text, "no path of this machine"
@@ -127,6 +128,7 @@ def test_every_recorded_call_is_made(package: Path) -> None:
     assert {row.name for row in found.rows if row.lines} == {call.name for call in recorded if call.lines}
 
 
+@pytest.mark.slow
 def test_layers_that_are_functions_are_told_once(tmp_path: Path) -> None:
     torch.manual_seed(0)
     path = tmp_path / "m.pt2"
@@ -140,6 +142,7 @@ def test_layers_that_are_functions_are_told_once(tmp_path: Path) -> None:
     assert profile(path, [np.ones((4, 16), np.float32)], runs=1, roofline=False).matched
 
 
+@pytest.mark.slow
 def test_a_kernel_that_throws_while_it_is_recorded(tmp_path: Path) -> None:
     """The trampoline has unwind tables; what it began has no end, and the next call is recorded."""
 

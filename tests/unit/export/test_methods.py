@@ -188,6 +188,7 @@ def test_methods_of_a_file_differ(tmp_path: Path) -> None:
         untorch.load(report.path, device="cuda")
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
 def test_two_of_the_cpu_run(tmp_path: Path) -> None:
     model = nn.Sequential(nn.Linear(16, 32), nn.ReLU()).eval()

@@ -102,6 +102,7 @@ def test_equal_layers(mode: str) -> None:
     assert function.meta[WRITTEN_OPERANDS] == frozenset()
 
 
+@pytest.mark.slow
 def test_two_kinds_of_layers() -> None:
     """Gemma's order: several of one kind, one of the other."""
     torch.manual_seed(0)
@@ -314,6 +315,7 @@ def test_sizes_are_taken_from_inputs() -> None:
     assert len(sizes) == 1 and sizes[0].args[0].op == "placeholder"
 
 
+@pytest.mark.slow
 def test_sizes_that_depend_on_values_stay() -> None:
     blocks = [Block(16) for _ in range(6)]
 

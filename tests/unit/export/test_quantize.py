@@ -396,6 +396,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, ExportReport, 
     return path, report, entries
 
 
+@pytest.mark.slow
 def test_report_and_manifest(made: tuple[Path, ExportReport, dict[str, Any]]) -> None:
     path, report, entries = made
     assert type(entries["encode"]["model"].up) is nn.Linear
@@ -467,6 +468,7 @@ class Views(nn.Module):
         return self.a(x.transpose(1, 2)), mixed, self.b(mixed @ mixed.T @ y[:, 3:67]).view(-1)
 
 
+@pytest.mark.slow
 def test_inputs_that_are_not_contiguous(tmp_path: Path) -> None:
     torch.manual_seed(0)
     batch, length, rows = (torch.export.Dim(name, min=1, max=64) for name in ("batch", "length", "rows"))
@@ -634,6 +636,7 @@ def test_layers_for_gpus_in_a_method_for_a_cpu_and_for_old_gpus(tmp_path: Path) 
         )
 
 
+@pytest.mark.slow
 def test_int8_from_end_to_end(tmp_path: Path) -> None:
     """Both methods, a batch that varies, verified against eager with the same integers; the layer is stored once."""
     entries = methods()
@@ -715,6 +718,7 @@ def test_patterns_of_layers() -> None:
     assert type(module.a.up).__name__ == "Int8Linear"
 
 
+@pytest.mark.slow
 def test_mixed_precision_from_end_to_end(tmp_path: Path) -> None:
     torch.manual_seed(0)
     encoder, x = Encoder().eval(), torch.randn(4, 200)

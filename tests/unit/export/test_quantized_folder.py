@@ -132,6 +132,7 @@ def test_layers_for_gpus_are_refused_for_cpus(by_recipe: bool, tmp_path: Path) -
     )
 
 
+@pytest.mark.slow
 def test_layers_for_gpus_are_rounded_anew_for_cpus(tmp_path: Path) -> None:
     folder, _ = folder_of(tmp_path / "q", "fp8")
     model = from_pretrained(transformers.AutoModelForCausalLM, folder, None).eval()

@@ -160,6 +160,7 @@ def test_poolings_of_weights_by_place() -> None:
     torch.testing.assert_close(pool(hidden, mask, "weightedmean"), torch.tensor([[(1.0 + 2 * 2.0) / 3]]))
 
 
+@pytest.mark.slow
 def test_generic_route(tmp_path: Path) -> None:
     """A model without a recipe: named inputs, dynamic axes, the model's own outputs by name."""
     import torch
@@ -467,6 +468,7 @@ def with_scipy(monkeypatch: pytest.MonkeyPatch) -> None:
     })  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name", [*_CHANGES, *(pytest.param(name, marks=getattr(pytest.mark, mark)) for name, mark in _MARKS.items())]
 )

@@ -49,6 +49,7 @@ def moe() -> NVFP4MoE:
     )  # fmt: skip
 
 
+@pytest.mark.slow
 def test_both_are_listed_with_what_to_call(tmp_path: Path) -> None:
     net = Net(RunnerLinear(Runner(), 32), RunnerMoE(Runner(), 32)).eval()
     with pytest.raises(UnsupportedOperatorsError) as error:

@@ -232,6 +232,7 @@ def test_this_torchs_interface_opens_the_hosts_code() -> None:
     assert parts is not None and CONTAINER in parts[1]
 
 
+@pytest.mark.slow
 @needs_gxx
 @pytest.mark.filterwarnings("ignore")
 def test_exports_use_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

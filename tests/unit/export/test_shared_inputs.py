@@ -34,6 +34,7 @@ def call(a: float, b: float, c: float) -> float:
     return a - 10 * b + 100 * c + 23
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("strict", [False, True])
 @pytest.mark.parametrize("which", ["input", "weight", "buffer", "plain"])
 def test_every_input_counts(which: str, strict: bool, tmp_path: Path) -> None:
@@ -53,6 +54,7 @@ def test_every_input_counts(which: str, strict: bool, tmp_path: Path) -> None:
             assert program(a, {"b": b}, c=c).tolist() == [call(*values)] * 4
 
 
+@pytest.mark.slow
 def test_attention_of_one_tensor(tmp_path: Path) -> None:
     torch.manual_seed(0)
     attention, x = nn.MultiheadAttention(16, 2, batch_first=True).eval(), torch.randn(2, 5, 16)
@@ -94,6 +96,7 @@ def test_a_collection_of_shapes(tmp_path: Path) -> None:
     assert found["a"] == found["b"]["b"] and found["a"][0].__name__ == "rows" and found["c"] is None
 
 
+@pytest.mark.slow
 def test_an_exported_program_warns(tmp_path: Path) -> None:
     class Two(nn.Module):
         def forward(self, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:

@@ -72,6 +72,7 @@ def test_a_shortened_graph_is_the_model_with_few_layers() -> None:
     check_equal(module, Stack([*model.layers[: LAYERS - shortened.left_out - 1], model.layers[-1]]))
 
 
+@pytest.mark.slow
 def test_two_kinds_of_layers() -> None:
     torch.manual_seed(0)
     model = Stack([Block(16, mask) for mask in [False, False, True] * 8])
@@ -112,6 +113,7 @@ def parts_of(graph: fx.Graph) -> list[tuple[Any, ...]]:
     return sorted((node.args[1], node.args[2], node.meta["val"].storage_offset()) for node in ends)
 
 
+@pytest.mark.slow
 def test_parts_of_constants_and_numbers_of_operators() -> None:
     """``table[i, 0]``, and rows of a cache that each layer writes at its own place."""
     torch.manual_seed(0)
@@ -171,6 +173,7 @@ def test_what_differs_in_anything_else_stays() -> None:
     assert shorten(graph_of(Scaled(True), x).graph) is None
 
 
+@pytest.mark.slow
 def test_constants_of_one_element_stay() -> None:
     """Inductor computes with their values, unless an operator of a library reads them."""
     torch.manual_seed(0)
@@ -197,6 +200,7 @@ def test_results_that_others_read_stay() -> None:
     assert shorten(graph_of(model, torch.randn(3, 16)).graph) is None
 
 
+@pytest.mark.slow
 def test_layers_that_share_their_weights_stay() -> None:
     """The steps of a loop; and two blocks in turns, whose weights are in every other layer."""
     torch.manual_seed(0)

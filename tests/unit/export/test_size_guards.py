@@ -36,6 +36,7 @@ def padded(x: torch.Tensor) -> torch.Tensor:
     return x.view(x.shape[0], -1, 4, 8).mean(2)
 
 
+@pytest.mark.slow
 def test_a_branch_is_a_condition() -> None:
     (guard,) = guards(lambda x: x if x.shape[1] % 2 == 0 else -x)
     assert guard.text == "(x.shape[1] % 2) == 0"

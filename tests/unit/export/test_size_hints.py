@@ -178,6 +178,7 @@ def test_dynamic_shapes_are_compared_by_names_and_ranges() -> None:
     assert describe_dynamic_shapes(collection) != describe_dynamic_shapes(collection)
 
 
+@pytest.mark.slow
 def test_files_are_those_of_two_traces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, traces: list[Method]) -> None:
     torch.manual_seed(0)
     model = Model().eval()
@@ -201,6 +202,7 @@ def test_files_are_those_of_two_traces(tmp_path: Path, monkeypatch: pytest.Monke
             torch.testing.assert_close(torch.from_numpy(program[name](x.numpy())), model(x))
 
 
+@pytest.mark.slow
 def test_steps_of_a_language_model(tmp_path: Path, traces: list[Method]) -> None:
     causal_lm(make_model("Llama"), tmp_path / "model.pt2", token_counts=(4, 64), progress=False)
     assert [method.name for method in traces] == ["step_4"]

@@ -128,6 +128,7 @@ def contents(path: Path) -> tuple[list[Any], dict[str, bytes]]:
     return [manifest["weights"], manifest["methods"]], entries
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("quantize", [None, "int8", {"dtype": "int4", "method": "rtn"}], ids=["plain", "int8", "int4"])
 def test_packages_are_the_same(quantize: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """With every tensor in a file."""
@@ -153,6 +154,7 @@ def test_packages_are_the_same(quantize: Any, tmp_path: Path, monkeypatch: pytes
     assert not any(is_in_file(value) for value in model.state_dict().values())  # the caller's module stays as it is
 
 
+@pytest.mark.slow
 def test_packages_of_folders_are_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     transformers = pytest.importorskip("transformers")
     monkeypatch.setattr(streaming, "_MIN_BYTES", 1)
@@ -207,6 +209,7 @@ print(most - start)
 """
 
 
+@pytest.mark.slow
 def test_memory(tmp_path: Path) -> None:
     """192 MiB of packed weights: in memory without the option, and not with it."""
     used = {}

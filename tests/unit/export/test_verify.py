@@ -36,6 +36,7 @@ def verify(kernel: Any, **options: bool) -> list[Any]:
     return verify_file(path, "clip", program, [{"name": "output"}], 1e-4, ["attack::clip_scale"])
 
 
+@pytest.mark.slow
 def test_a_kernel_of_this_process_computes_here() -> None:
     seen = []
 

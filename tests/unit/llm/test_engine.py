@@ -192,6 +192,7 @@ def test_the_models_length_is_seen_in_time() -> None:
     assert max(start + count for plan in runner.plans for start, count in plan) == 11
 
 
+@pytest.mark.slow
 def test_cancelling_while_steps_are_ahead() -> None:
     runner = FakeRunner(blocks=40, gpu=True)
     with engine(runner) as made:

@@ -47,6 +47,7 @@ def case(seed: int, count: int = 12) -> dict[str, Any]:
     }
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(INTERPRETED, reason="runs the others")
 def test_in_the_interpreter() -> None:
     run_interpreted(__file__)

@@ -17,6 +17,7 @@ DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 TOLERANCE = {torch.float64: 1e-12, torch.float32: 1e-5, torch.bfloat16: 4e-2, torch.float16: 5e-3}
 
 
+@pytest.mark.slow
 @hypothesis.given(
     tokens=st.integers(0, 5),
     sizes=st.tuples(*[st.integers(1, 3)] * 4),

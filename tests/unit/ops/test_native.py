@@ -145,6 +145,7 @@ class Layer(nn.Module):
         return OPERATORS[self.case](x, *(getattr(self, v) if isinstance(v, str) else v for v in self.rest))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", CASES)
 def test_bit_for_bit_what_the_file_computes(case: Callable[[torch.dtype], Case], tmp_path: Path) -> None:
     module, x = Layer(case).eval(), case(torch.float32)[2][0]
@@ -209,6 +210,7 @@ def test_without_cuda_in_the_build_the_reference_runs_and_says_so_once(monkeypat
     assert native.serves("int4_linear", x)
 
 
+@pytest.mark.slow
 def test_handles_are_freed() -> None:
     """Ten thousand calls: a handle is some hundred bytes."""
     code = """

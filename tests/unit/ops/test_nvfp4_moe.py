@@ -206,6 +206,7 @@ def test_no_experts_a_token() -> None:
     assert torch.equal(y, torch.zeros(3, 16))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("apart", [False, True])
 def test_opcheck(dtype: torch.dtype, apart: bool) -> None:

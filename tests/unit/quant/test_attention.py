@@ -40,6 +40,7 @@ def masks(kind: str, batch: int, length: int, keys: int, is_batched: bool) -> di
     return found
 
 
+@pytest.mark.slow
 @hypothesis.settings(deadline=None, max_examples=150)
 @hypothesis.given(
     st.integers(0, 99), st.booleans(), st.booleans(), st.booleans(), st.booleans(), st.booleans(),

@@ -104,6 +104,7 @@ def test_what_is_left_alone() -> None:
     assert quantize(Model(), "int8", progress=False).layers[-1].names == ("head",)  # not asked for
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")  # torch's own, while it exports
 @pytest.mark.parametrize("dtype", ["int8", "int4"])
 def test_a_file_has_the_tied_table_once(dtype: str, tmp_path: Path) -> None:

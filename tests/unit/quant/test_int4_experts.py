@@ -156,6 +156,7 @@ class Routed(nn.Module):
         return y
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")  # torch's own, while it exports
 def test_quantised_in_place_and_exported_for_a_gpu(tmp_path: Path) -> None:
     model = Routed()

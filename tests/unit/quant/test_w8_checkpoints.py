@@ -102,6 +102,7 @@ def assert_exact(layer: nn.Module, weight: Weight) -> None:
     numpy.testing.assert_array_equal(layer.dequantize(torch.float64).numpy(), weight.exact)
 
 
+@pytest.mark.slow
 @hypothesis.given(
     n=st.integers(1, 300),
     k=st.integers(1, 300),

@@ -291,6 +291,7 @@ def test_keys(value: str, expected: bool) -> None:
     assert not is_authorized(value, ())
 
 
+@pytest.mark.slow
 def test_a_body_that_is_too_large_is_refused_whatever_a_route_does(monkeypatch: pytest.MonkeyPatch) -> None:
     """Also by one that catches everything."""
 

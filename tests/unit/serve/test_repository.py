@@ -22,6 +22,7 @@ from untorch.serve.repository import Package, Repository
 from untorch.serve.state import ServerState
 
 
+@pytest.mark.slow
 def test_a_language_model_that_is_loaded_again_loses_no_call(monkeypatch: pytest.MonkeyPatch) -> None:
     """By both protocols: calls that run end, and those that find the old engine closed go to the new one."""
     monkeypatch.setattr(Repository, "_open", open_text_model)

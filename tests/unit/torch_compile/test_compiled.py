@@ -64,6 +64,7 @@ def test_rows_may_vary_without_another_graph() -> None:
     assert counters["stats"]["unique_graphs"] == 2  # that of the first call, and one for all that follow
 
 
+@pytest.mark.slow
 def test_a_result_that_is_the_input_does_not_become_one_with_it() -> None:
     with registered(Gives(lambda x: x)) as runner_id:
         model = torch.compile(lambda x: RUN_LINEAR(x, runner_id, 8).add_(1), fullgraph=True)
@@ -73,6 +74,7 @@ def test_a_result_that_is_the_input_does_not_become_one_with_it() -> None:
         assert torch.equal(x, before)
 
 
+@pytest.mark.slow
 def test_a_graph_is_for_one_id() -> None:
     ids = [register_runner(Scale(factor)) for factor in (2, 3, 5)]
 
@@ -107,6 +109,7 @@ def test_what_a_runner_raises_comes_out(kind: type[BaseException]) -> None:
             assert type(error.value) is kind
 
 
+@pytest.mark.slow
 def test_reduce_overhead() -> None:
     runner = Scale(2)
     with registered(runner) as runner_id:

@@ -60,6 +60,7 @@ def make_linear() -> RunnerLinear:
     return RunnerLinear(Linear(torch.eye(3, 4)), 3)
 
 
+@pytest.mark.slow
 def test_the_end_of_a_module_is_the_end_of_its_id() -> None:
     module = make_linear()
     runner, runner_id = weakref.ref(module.runner), module.runner_id
@@ -89,6 +90,7 @@ def test_copies_call_the_same_runner(duplicate: Any) -> None:
     assert runners._entries == {}
 
 
+@pytest.mark.slow
 def test_a_compiled_module_ends_too() -> None:
     module = make_linear()
     runner = weakref.ref(module.runner)
@@ -100,6 +102,7 @@ def test_a_compiled_module_ends_too() -> None:
     assert runner() is None
 
 
+@pytest.mark.slow
 def test_a_runner_that_was_unregistered_by_hand() -> None:
     module = make_linear()
     unregister_runner(module.runner_id)
@@ -111,6 +114,7 @@ def test_a_runner_that_was_unregistered_by_hand() -> None:
     gc.collect()
 
 
+@pytest.mark.slow
 def test_a_module_cannot_be_pickled() -> None:
     module = make_linear()
     with pytest.raises(InvalidArgumentError) as error:
@@ -122,6 +126,7 @@ def test_a_module_cannot_be_pickled() -> None:
     assert module.state_dict() == {}
 
 
+@pytest.mark.slow
 def test_a_runner_that_is_a_module_keeps_its_parameters() -> None:
     class Runner(nn.Linear):
         def run_linear(self, x: torch.Tensor) -> torch.Tensor:
@@ -135,6 +140,7 @@ def test_a_runner_that_is_a_module_keeps_its_parameters() -> None:
     assert list(module.children()) == []
 
 
+@pytest.mark.slow
 def test_what_is_refused() -> None:
     with pytest.raises(InvalidArgumentError) as error:
         RunnerMoE(Linear(torch.ones(3, 4)), 4)  # type: ignore[arg-type]
@@ -151,6 +157,7 @@ def test_what_is_refused() -> None:
     assert runners._entries == {}
 
 
+@pytest.mark.slow
 def test_repr() -> None:
     linear, moe = make_linear(), RunnerMoE(Experts([]), 4)
     assert repr(linear) == f"RunnerLinear(out_features=3, runner_id={linear.runner_id})"
@@ -233,6 +240,7 @@ def test_parameters_that_could_have_gradients(mode: Any) -> None:
         torch.testing.assert_close(compiled(tokens), model(tokens), rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.slow
 def test_both_kinds_of_experts_are_the_same_model() -> None:
     tokens = torch.arange(12).view(2, 6)
     with torch.no_grad():

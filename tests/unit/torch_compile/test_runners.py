@@ -110,12 +110,14 @@ def test_registered_ends_with_the_block() -> None:
         find_runner(runner_id)
 
 
+@pytest.mark.slow
 def test_the_registry_keeps_a_runner_alive() -> None:
     runner_id = register_runner(Scale(2))
     gc.collect()
     assert torch.equal(RUN_LINEAR(torch.ones(2), runner_id, 2), torch.full((2,), 2.0))
 
 
+@pytest.mark.slow
 def test_a_weak_reference_does_not() -> None:
     runner = Scale(2)
     runner_id = register_runner(runner, weak=True)
@@ -184,6 +186,7 @@ def test_threads() -> None:
     assert len(runners._entries) == 800
 
 
+@pytest.mark.slow
 def test_a_runner_that_another_call_removes_ends_its_call() -> None:
     def remove(x: torch.Tensor) -> torch.Tensor:
         unregister_runner(runner_id)

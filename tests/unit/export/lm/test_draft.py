@@ -79,6 +79,7 @@ def test_vocabularies_by_the_tokenizer(written: dict[str, Any], tmp_path: Path) 
     )
 
 
+@pytest.mark.slow
 def test_models_that_do_not_fit(written: dict[str, Any], tmp_path: Path) -> None:
     def refused(draft: Any, kind: type[Exception] = InvalidArgumentError, model: Any = None, **fields: Any) -> str:
         with pytest.raises(kind) as caught:

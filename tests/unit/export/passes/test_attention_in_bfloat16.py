@@ -109,6 +109,7 @@ def test_other_devices_are_refused(tmp_path: Path) -> None:
     )
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # torch's own, while it exports
 def test_an_exported_file(tmp_path: Path) -> None:
     torch.manual_seed(0)

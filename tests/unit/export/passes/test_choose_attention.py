@@ -335,6 +335,7 @@ def test_views_of_the_result(choice: str, dimensions: int) -> None:
     assert ("clone" in targets(module)) is layouts[choice][dimensions]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("choice", ["native", "math"])
 def test_a_file(choice: str, tmp_path: Path) -> None:
     """ "math" stays what it is, and AOTInductor does not make a fused operator of it again."""

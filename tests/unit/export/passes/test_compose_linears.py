@@ -163,6 +163,7 @@ def test_reasons(function: Function, keep: tuple[str, ...], reason: str | None) 
     assert list(report.skipped.values()) == ([reason] if reason else [])
 
 
+@pytest.mark.slow
 def test_an_exported_file_has_one_layer(tmp_path: Path) -> None:
     model, x = Layers(lambda m, x: m.image(to_image(m.wide(x))).relu() + 1), example()
     (got,), report = exported(model, (x,), tmp_path)

@@ -51,6 +51,7 @@ def test_branches_that_are_gone_leave_the_module() -> None:
     assert not any(name.endswith("graph_0") for name, _ in module.named_modules())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("flag", [True, False])
 def test_one_file(flag: bool, tmp_path: Path) -> None:
     model, x = Switch(flag), torch.randn(3, 4)
@@ -75,6 +76,7 @@ def test_chains_of_constants_and_several_results() -> None:
     assert after == ["self.level", "gt.Scalar", "logical_not", "mul.Tensor", "cos", "sub.Tensor"]
 
 
+@pytest.mark.slow
 def test_conditions_inside_of_the_branch_that_is_taken() -> None:
     class Nested(nn.Module):
         def __init__(self) -> None:

@@ -47,6 +47,7 @@ def grouped(self: Attention, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) 
     return flex_attention(q, k[:, :2], v[:, :2], score_mod=lambda s, b, h, i, j: torch.tanh(s / 5) * 5, enable_gqa=True)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("call", [biased, windowed, grouped])
 @pytest.mark.parametrize("dynamic", [False, True])
 def test_values(call: Callable[..., Any], dynamic: bool) -> None:

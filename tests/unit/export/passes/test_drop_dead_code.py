@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
 import torch
 from pass_graphs import assert_same, close, exported, targets, unlift
 from torch import nn
@@ -76,6 +77,7 @@ def test_a_tensor_with_two_names_stays_under_the_one_that_is_read() -> None:
     assert_same(module(x), model(x))
 
 
+@pytest.mark.slow
 def test_one_file(tmp_path: Path) -> None:
     model, x = Dead(), torch.randn(3, 4)
     results, method = exported(model, [x], tmp_path)

@@ -87,6 +87,7 @@ def test_a_file_is_exact(tmp_path: Path) -> None:
     assert len(report.changed) == 12 * len(DTYPES)
 
 
+@pytest.mark.slow
 def test_a_result_of_folding_is_a_constant_too(tmp_path: Path) -> None:
     class Literal(nn.Module):
         def forward(self, x: torch.Tensor) -> list[torch.Tensor]:
@@ -97,6 +98,7 @@ def test_a_result_of_folding_is_a_constant_too(tmp_path: Path) -> None:
     assert_same(results, Literal()(x))
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(torch_version() >= (2, 14), reason="it no longer does")
 def test_torch_still_forgets_that_it_is_an_integer(tmp_path: Path) -> None:
     """When this fails, the pass is no longer needed with this torch."""
@@ -115,6 +117,7 @@ def test_torch_still_forgets_that_it_is_an_integer(tmp_path: Path) -> None:
     assert Floor()(x).tolist() == [-3, -1, 0, 2]
 
 
+@pytest.mark.slow
 @given(
     dtype=st.sampled_from(DTYPES),
     divisor=st.integers(-128, 127).filter(bool),

@@ -60,6 +60,7 @@ def test_before_and_after() -> None:
     assert not folded.requires_grad
 
 
+@pytest.mark.slow
 def test_one_file(tmp_path: Path) -> None:
     model, x = Holds(lambda m, x: (m.weight * m.row).softmax(1) @ x), torch.randn(6)
     results, method = exported(model, [x], tmp_path)
@@ -68,6 +69,7 @@ def test_one_file(tmp_path: Path) -> None:
     assert report.changed == ["softmax"]
 
 
+@pytest.mark.slow
 def test_a_folded_weight_is_packed(tmp_path: Path) -> None:
     class Normed(nn.Module):
         def __init__(self) -> None:

@@ -317,6 +317,7 @@ def test_the_option_attention(choice: Any) -> None:
     assert report.not_run == ("the option attention is 'math'" if choice == "math" else None)
 
 
+@pytest.mark.slow
 def test_one_file(tmp_path: Path) -> None:
     model, args = Model(filled_and_biased), operands()
     results, method = exported(model, args, tmp_path)

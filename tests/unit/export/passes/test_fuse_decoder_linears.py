@@ -196,6 +196,7 @@ class Twice(nn.Module):
         return (self.head(z[:, torch.tensor([0, 2])]),)
 
 
+@pytest.mark.slow
 def test_layers_behind_each_other_and_the_last_norm() -> None:
     module, report = fused(Twice())
     assert len(report.changed) == 2 and not report.skipped
@@ -205,6 +206,7 @@ def test_layers_behind_each_other_and_the_last_norm() -> None:
     assert targets(module).count("linear") == 1
 
 
+@pytest.mark.slow
 def test_layers_that_differ() -> None:
     """What was found of one layer is not said of another."""
     module, report = fused(Twice(Gelu()))
@@ -481,6 +483,7 @@ def step(name: str, int4: bool, **sizes: Any) -> tuple[fx.GraphModule, PassRepor
     return module, report, len(model.model.layers)
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")  # torch's own
 @pytest.mark.parametrize("int4", [False, True])
 @pytest.mark.parametrize("name", ["Llama", "Mistral", "Qwen2", "Qwen3", "Phi3"])
@@ -494,6 +497,7 @@ def test_layers_of_models(name: str, int4: bool) -> None:
     assert all(call["group_size"] == (32 if int4 else 0) for call in found)
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("name", ["Gemma2", "Qwen3Moe", "Olmo2"])
 def test_models_that_stay(name: str) -> None:

@@ -83,6 +83,7 @@ def test_it_runs_for_cpus_alone() -> None:
     assert targets(module) == before
 
 
+@pytest.mark.slow
 def test_the_file(tmp_path: Path) -> None:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(40, 100), nn.GELU(), nn.Linear(100, 40), nn.ReLU(), nn.Linear(40, 24)).eval()

@@ -63,6 +63,7 @@ def calls(module: torch.fx.GraphModule) -> list[dict[str, Any]]:
     return [arguments_of(node) for node in module.graph.nodes if node.target == OPERATOR]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "norms", "interleaved", "rotary"),
     [
@@ -87,6 +88,7 @@ def test_rotations_of_models(name: str, norms: bool, interleaved: bool, rotary: 
     assert targets(module).count("neg") == 0
 
 
+@pytest.mark.slow
 def test_the_norm_of_gemma_3() -> None:
     """1 + weight, in float32."""
     module, report = fused(make_model("Gemma3"))
@@ -94,6 +96,7 @@ def test_the_norm_of_gemma_3() -> None:
     assert all(given["q_weight"] is not None for given in calls(module))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
 def test_with_merged_linears(dtype: torch.dtype) -> None:
     module, report = fused(make_model("Qwen3").to(dtype), merges=True)
@@ -103,6 +106,7 @@ def test_with_merged_linears(dtype: torch.dtype) -> None:
         assert len({stride[0] for stride in strides}) == 1  # of one result: no copy
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "text"),
     [
@@ -119,6 +123,7 @@ def test_what_stays(name: str, text: str) -> None:
     assert reason == text
 
 
+@pytest.mark.slow
 def test_values_decide() -> None:
     """Operators of a rotation that compute something else."""
     model = make_model("Llama")
@@ -139,6 +144,7 @@ def test_values_decide() -> None:
     ]
 
 
+@pytest.mark.slow
 def test_other_operators_stay() -> None:
     """Values within the bound would not show it."""
     model = make_model("Llama")

@@ -492,6 +492,7 @@ def file(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, ExportReport, 
     return path, report, model, x
 
 
+@pytest.mark.slow
 def test_a_file_has_one_tensor(file: tuple[Path, ExportReport, nn.Module, torch.Tensor]) -> None:
     """The parts are not beside it: a method that reads them reads views of the whole."""
     path, report, model, x = file

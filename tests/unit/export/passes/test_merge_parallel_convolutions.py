@@ -60,6 +60,7 @@ def merged(model: nn.Module, x: torch.Tensor, keep: tuple[str, ...] = ()) -> tup
     return names(module), report.changed
 
 
+@pytest.mark.slow
 @settings(max_examples=40, deadline=None)
 @given(data=st.data())
 def test_blocks_of_repvgg(data: st.DataObject) -> None:

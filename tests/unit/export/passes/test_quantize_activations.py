@@ -243,6 +243,7 @@ def test_batches_as_tensors_and_by_name() -> None:
     assert len(set(seen)) == 1
 
 
+@pytest.mark.slow
 def test_from_end_to_end(tmp_path: Path) -> None:
     """The file gives the integers of the graph, and the report has convolutions and linear layers."""
     module, path = Block().eval(), tmp_path / "int8.pt2"

@@ -219,6 +219,7 @@ def test_other_devices_are_refused(tmp_path: Path) -> None:
     )
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # torch's own, while it exports
 def test_an_exported_file(tmp_path: Path) -> None:
     model, x = Layers().eval(), torch.randn(5, 200)
@@ -255,6 +256,7 @@ def test_an_exported_file(tmp_path: Path) -> None:
     assert "groups of 32, rtn, activations in int8" in shown.stdout
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # torch's own, while it exports
 def test_an_exported_file_of_nvfp4(tmp_path: Path) -> None:
     model, x = Layers().eval(), torch.randn(5, 200)

@@ -45,6 +45,7 @@ def traced(
         return torch.export.export(Layers(offsets, width), args).module(), args
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
 def test_they_take_the_operators_places() -> None:
     module, args = traced()

@@ -175,6 +175,7 @@ def test_other_convolutions_are_not_looked_at() -> None:
     assert report == PassReport("resize_after_convolution")
 
 
+@pytest.mark.slow
 def test_one_file(tmp_path: Path) -> None:
     model, args = Decoder(decoder).eval().requires_grad_(False), images()
     results, method = exported(model, args, tmp_path)

@@ -95,6 +95,7 @@ def test_the_mapping_comes_from_the_operators() -> None:
     assert not without, without
 
 
+@pytest.mark.slow
 def test_one_file(tmp_path: Path) -> None:
     class Copies(nn.Module):
         def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, ...]:

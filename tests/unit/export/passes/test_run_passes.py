@@ -83,6 +83,7 @@ def test_a_pass_that_breaks_the_graph(monkeypatch: pytest.MonkeyPatch) -> None:
         run_passes(module(), ExportOptions())
 
 
+@pytest.mark.slow
 def test_parameters_with_gradients_bring_no_autograd_nodes(tmp_path: Path) -> None:
     class Model(nn.Module):
         def __init__(self) -> None:

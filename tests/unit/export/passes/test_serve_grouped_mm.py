@@ -113,6 +113,7 @@ def test_other_dtypes_stay() -> None:
     assert FALLBACK in targets(module)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
 def test_an_exported_file(dtype: torch.dtype, tmp_path: Path) -> None:
     model, args = Experts(dtype), inputs(dtype)

@@ -265,6 +265,7 @@ def test_what_is_not_fused(form: str) -> None:
         assert (a - b).norm() < 0.01 * b.norm()
 
 
+@pytest.mark.slow
 def test_the_file(tmp_path: Path) -> None:
     model = Block().eval()
     [got], report = exported(model, (X,), tmp_path)

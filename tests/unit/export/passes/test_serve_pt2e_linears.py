@@ -105,6 +105,7 @@ def test_a_graph_without_quantisation_is_left_alone() -> None:
     assert (report.changed, report.skipped) == ([], {})
 
 
+@pytest.mark.slow
 def test_the_file(tmp_path: Path) -> None:
     class Two(nn.Module):
         def __init__(self) -> None:

@@ -49,6 +49,7 @@ def commands(context: Any) -> list[tuple[str, str]]:
     return seen
 
 
+@pytest.mark.slow
 def test_torch_compiles_one_object_after_the_other() -> None:
     seen = commands(contextlib.nullcontext())
     assert seen[:4] == [("start", "wrapper"), ("end", "wrapper"), ("start", "kernel"), ("end", "kernel")]
@@ -139,6 +140,7 @@ int main() {
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(shutil.which("g++") is None, reason="needs g++")
 def test_the_stand_in_reads_devices_as_the_standard_does(tmp_path: Path) -> None:
     (tmp_path / "a.cpp").write_text(PROGRAM)

@@ -31,6 +31,7 @@ def source(path: Path, size: int, dynamic_shapes: Any = None) -> str:
         return "".join(archive.read(name).decode() for name in archive.namelist() if name.endswith(".cpp"))
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
 def test_small_loops_are_serial_and_open_ones_parallel(tmp_path: Path) -> None:
     assert "#pragma omp parallel" not in source(tmp_path / "small.pt2", 64)
@@ -90,6 +91,7 @@ def enlarged(path: Path) -> str:
     return next(part for part in source.split('extern "C"') if "void  cpp_fused" in part and "unsafe_index" in part)
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
 def test_channels_are_gathered_together(tmp_path: Path) -> None:
     source = enlarged(tmp_path / "model.pt2")
@@ -118,6 +120,7 @@ class Scattered(torch.nn.Module):
         return zeros.index_add(1, places, x.t()), zeros.index_put((torch.arange(33)[:, None], places), x.t(), True)
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.int64])
 def test_sums_into_computed_places(tmp_path: Path, dtype: torch.dtype) -> None:
@@ -172,6 +175,7 @@ class Extrema(torch.nn.Module):
         )  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("cpu", ["portable", "native"])
 @pytest.mark.parametrize("dtype", [torch.uint8, torch.int8])

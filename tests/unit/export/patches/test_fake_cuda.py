@@ -50,6 +50,7 @@ class Masked(nn.Module):
         return torch.where(mask == 0, x * 2, mask)
 
 
+@pytest.mark.slow
 def test_values_that_are_known_beforehand(tmp_path: Path) -> None:
     """What torch works out while it compiles must not need the GPU."""
     report = export(Masked(), (torch.ones(4, 8),), tmp_path / "a.pt2", device="cuda", arch="sm_90", progress=False)
@@ -66,6 +67,7 @@ class Parts(nn.Module):
         return y
 
 
+@pytest.mark.slow
 def test_values_in_parts_of_a_tensor(tmp_path: Path) -> None:
     export(Parts(), (torch.ones(4, 8),), tmp_path / "a.pt2", device="cuda", arch="sm_90", progress=False)
 
@@ -95,6 +97,7 @@ class Indexed(nn.Module):
         return (*sampled, columns, F.fold(columns, x.shape[-2:], 3, padding=1), x[kept].sum(0))
 
 
+@pytest.mark.slow
 def test_decompositions_that_index() -> None:
     example = (torch.randn(2, 3, 8, 8), torch.rand(2, 5, 5, 2) * 2 - 1, torch.tensor([True, False]))
     found = check(torch.export.export(Indexed(), example), "cuda", "sm_90")
@@ -281,6 +284,7 @@ def test_kernels_are_compiled_several_at_a_time(monkeypatch: pytest.MonkeyPatch)
     assert compiled[2:] == [("a", "a 2"), ("b", "b 2")]
 
 
+@pytest.mark.slow
 def test_threads_parse_one_after_the_other() -> None:
     source = inspect.getsource(inspect)
     with _one_parser(), ThreadPoolExecutor(8) as pool:

@@ -28,6 +28,7 @@ class Steps(torch.nn.Module):
         return x + self.steps
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
 def test_a_step_counter_counts(tmp_path: Path) -> None:
     export(Steps(), (torch.zeros(2),), tmp_path / "steps.pt2", progress=False)
@@ -126,6 +127,7 @@ def copies_of(model: torch.nn.Module, x: torch.Tensor, path: Path) -> list[tuple
     return sorted(seen)
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
 def test_buffers_that_are_written_alone_are_copied(tmp_path: Path) -> None:
     model = Buffers().eval()
@@ -138,6 +140,7 @@ def test_buffers_that_are_written_alone_are_copied(tmp_path: Path) -> None:
             assert numpy.array_equal(program(x), model(torch.ones(64)).numpy())
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
 def test_torch_still_copies_buffers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(patches, "one_copy_of_buffers", nullcontext)
@@ -174,6 +177,7 @@ class Sums(torch.nn.Module):
         return rows, columns
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
 def test_index_add_in_any_dtype(tmp_path: Path, dtype: torch.dtype) -> None:
@@ -208,6 +212,7 @@ class Checked(torch.nn.Module):
         return x * sizes.sum()
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
 def test_checks_of_values(tmp_path: Path) -> None:
     x, sizes = torch.randn(3, 4), torch.tensor([1, 2, 3])
@@ -276,6 +281,7 @@ def test_torch_still_refuses_constants_in_loops(tmp_path: Path, monkeypatch: pyt
         export(Root(), (torch.ones(3),), tmp_path / "model.pt2", progress=False)
 
 
+@pytest.mark.slow
 def test_a_loop_that_begins_with_a_constant(tmp_path: Path) -> None:
     x = torch.tensor([2.0, 9.0, 0.5])
     export(Root(), (x,), tmp_path / "model.pt2", progress=False)

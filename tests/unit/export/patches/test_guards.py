@@ -30,6 +30,7 @@ def test_torch_still_drops_guards(tmp_path: Path) -> None:
     assert "expected (x.shape[0] % 2) == 0" not in code.wrapper
 
 
+@pytest.mark.slow
 def test_a_call_for_another_branch_is_refused(tmp_path: Path) -> None:
     report = export(
         Even(), (torch.ones(4),), tmp_path / "model.pt2", dynamic_shapes=({0: Dim.DYNAMIC},), progress=False

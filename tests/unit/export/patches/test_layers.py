@@ -40,6 +40,7 @@ def test_torch_compiles_no_called_graphs() -> None:
         CppWrapperCpu.codegen_invoke_subgraph(object.__new__(CppWrapperCpu), None)
 
 
+@pytest.mark.slow
 def test_a_function_for_equal_layers(tmp_path: Path) -> None:
     torch.manual_seed(0)
     module = Stack([Block(16) for _ in range(8)], every=True)
@@ -59,6 +60,7 @@ def test_a_function_for_equal_layers(tmp_path: Path) -> None:
                 np.testing.assert_allclose(np.asarray(got), state, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_few_of_many_layers_go_through_the_passes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from torch._inductor import compile_fx
 
@@ -100,6 +102,7 @@ class Remembering(nn.Module):
         return x + y + self.state.mean(0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("adds", [False, True])
 def test_states_of_layers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, adds: bool) -> None:
     """Sums become copies behind all layers: those are not found among few layers, and all are compiled."""
@@ -138,6 +141,7 @@ class Scaled(nn.Module):
         return x + self.linear(self.norm(x) * torch.sigmoid(self.scale.expand(16)))
 
 
+@pytest.mark.slow
 def test_values_that_layers_left_out_have_alone(tmp_path: Path) -> None:
     torch.manual_seed(0)
     module = Stack([Scaled(2.0 if 4 <= i <= 8 else 1.0) for i in range(13)])
@@ -147,12 +151,14 @@ def test_values_that_layers_left_out_have_alone(tmp_path: Path) -> None:
         np.testing.assert_allclose(np.asarray(program(x.numpy())), module(x), rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_it_is_an_option(tmp_path: Path) -> None:
     report = exported(tmp_path / "m.pt2", Stack([Block(16) for _ in range(4)]), outline_layers=False)
     assert called_layers(source_of(tmp_path / "m.pt2")) == {}
     assert all(entry.name != "outline_layers" for entry in report.methods["forward"].passes)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("given", "outlined"), [(None, False), (True, True)])
 def test_for_gpus_it_is_asked_for(tmp_path: Path, given: bool | None, outlined: bool) -> None:
     """causal_lm asks for it, whose models were measured."""

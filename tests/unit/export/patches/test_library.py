@@ -54,6 +54,7 @@ def library(path: Path) -> bytes:
     return next(data for name, data in content(path).items() if name.endswith(".so"))
 
 
+@pytest.mark.slow
 def test_equal_models_give_equal_bytes_without_paths(tmp_path: Path) -> None:
     """Two processes that have nothing in common but the machine: folders, cache, temporary files, hash seed, name."""
     files = []
@@ -86,6 +87,7 @@ def table(path: Path) -> dict[str, Any]:
     return parsed
 
 
+@pytest.mark.slow
 def test_libraries_tell_what_they_were_compiled_for(tmp_path: Path) -> None:
     path = tmp_path / "model.pt2"
     export(Counter(), (torch.tensor([0, 3]),), path, progress=False)
@@ -108,6 +110,7 @@ def plain(tmp_path_factory: pytest.TempPathFactory) -> bytes:
     return library(path)
 
 
+@pytest.mark.slow
 def test_torchs_libraries_have_no_table(plain: bytes) -> None:
     assert INTERFACE_SYMBOL.encode() not in plain
 

@@ -54,6 +54,7 @@ class Slices(torch.nn.Module):
         return sums, x[:k] * 2, x[k:] + 1, x[:k:3] + 1, x[k::4] * 3, x[-k:] + 1, x[:-k] + 1, x[1:k:2] * 1, x[k:7:2] - 1
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
 def test_torch_still_writes_none_into_code(tmp_path: Path) -> None:
     x, n = torch.ones(9), torch.tensor(4)
@@ -63,6 +64,7 @@ def test_torch_still_writes_none_into_code(tmp_path: Path) -> None:
     assert "_st_index = None < 0" in generated[0][0]
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
 def test_slices_with_computed_bounds(tmp_path: Path) -> None:
     model, x = Slices(), torch.arange(9.0)

@@ -45,6 +45,7 @@ class Extremes(torch.nn.Module):
         return {"max": x.max(1), "sorted": x.sort(1), "pair": Pair(x.amin(1), x.topk(2))}
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
 def test_calls_give_named_tuples(tmp_path: Path) -> None:
     model, x = Extremes(), torch.randn(3, 4)

@@ -94,6 +94,7 @@ def patches_in(source: str) -> Iterator[str]:
                 yield f"line {node.lineno}: {ast.unparse(node)}"
 
 
+@pytest.mark.slow
 def test_nothing_outside_the_folder_patches_torch() -> None:
     found = {}
     for path in SOURCE.rglob("*.py"):

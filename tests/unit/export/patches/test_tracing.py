@@ -150,6 +150,7 @@ class Masked(torch.nn.Module):
         return result
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
 def test_torch_still_compares_masks() -> None:
     model, args = Masked(), (torch.randn(2, 5, 8), torch.randn(2, 4, 8))

@@ -17,6 +17,7 @@ IDS = np.arange(40).reshape(20, 2)
 SCALE = np.linspace(0, 1, 20)  # float64
 
 
+@pytest.mark.slow
 def test_columns_in_columns_out(rows_package: pathlib.Path) -> None:
     predictor = BatchPredictor(rows_package, "rows", num_threads=1)
     batch = {"id": np.arange(20), "ids": IDS, "scale": SCALE}
@@ -36,6 +37,7 @@ def test_names_and_what_stays(rows_package: pathlib.Path, keep: Any, kept: list[
     assert list(result) == [*kept, "y", "total", "half", "z"]
 
 
+@pytest.mark.slow
 def test_several_methods(own_package: pathlib.Path, rows_package: pathlib.Path) -> None:
     predictor = BatchPredictor(
         rows_package, ["rows", "embed"], inputs={"embed.input_ids": "ids", "attention_mask": "rows.odd"}, keep=False
@@ -105,6 +107,7 @@ def test_large_inputs_of_gpus_are_pinned(rows_package: pathlib.Path) -> None:
     assert copied == [(("rows", "ids"), 640000)] and prepared["scale"].nbytes == 160000
 
 
+@pytest.mark.slow
 def test_a_stock_package(stock_linear: pathlib.Path) -> None:
     predictor = BatchPredictor(stock_linear, inputs={"0": "x"}, outputs={"0": "y"})
     assert list(predictor({"x": np.ones((2, 4))[:, :].astype(np.float32)})) == ["x", "y"]

@@ -397,6 +397,7 @@ def test_exceptions(exception: Exception, status: int, param: str | None, messag
     assert (found.status, found.param, found.message) == (status, param, message)
 
 
+@pytest.mark.slow
 def test_every_parameter_of_the_clients_types_is_known() -> None:
     openai = pytest.importorskip("openai")
     for table, types in (
