@@ -19,7 +19,7 @@ from untorch.quant.experts import make_experts, make_int4_experts
 from untorch.quant.int8 import INT8_METHODS, Int8Linear, int8_error, pad_scales, quantize_int8
 from untorch.quant.linear import Int4Linear, padded_features
 from untorch.quant.methods import METHODS, quantize_int4
-from untorch.quant.nvfp4 import NVFP4_METHODS, nvfp4_error, quantize_nvfp4
+from untorch.quant.nvfp4 import NVFP4_METHODS, quantize_nvfp4_errors
 from untorch.quant.nvfp4_linear import NVFP4Linear, check_prefill, tensors_of_layer
 from untorch.quant.w8a8 import FP8_METHODS, W8A8Linear, padded_w8, quantize_fp8
 from untorch.runtime.errors import InvalidArgumentError
@@ -320,10 +320,8 @@ class _NVFP4:
         return n * k // 2 + n * k // BLOCK_SIZE + n * 4
 
     def quantize(self, weight: torch.Tensor) -> QuantizedTensors:
-        search = self.method == "search"
-        made = quantize_nvfp4(weight, search=search)
-        rtn_error = nvfp4_error(weight, quantize_nvfp4(weight, search=False)) if search else None
-        return QuantizedTensors(tensors_of_layer(made), nvfp4_error(weight, made), rtn_error)
+        made, error, rtn_error = quantize_nvfp4_errors(weight, self.method == "search")
+        return QuantizedTensors(tensors_of_layer(made), error, rtn_error)
 
     def layer(self, linear: nn.Linear, tensors: tuple[torch.Tensor, ...]) -> NVFP4Linear:
         packed, block_scale, global_scale = tensors
