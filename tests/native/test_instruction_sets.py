@@ -21,6 +21,7 @@ TESTS = {
     "test_int4.py": "test_rows_groups_and_tiles test_every_value_of_four_bits test_scales_of_float16 test_sizes",
     "test_hqq.py": "test_as_published test_groups_of_every_length",
     "test_quantize_int4.py": "test_as_the_reference test_drawn",
+    "test_quantize_int8.py": "test_as_the_reference test_drawn",
     "test_quantize_nvfp4.py": "test_as_the_reference test_drawn test_every_scale_of_a_block",
     "test_int8.py": "test_groups test_one_range_for_all_rows test_drawn test_exact_integers test_dynamic_rows_are_exact_where_the_step_is_one "
     "test_saturation_of_static_ranges test_rows_that_are_not_finite test_zeros_tiny_and_huge_rows "

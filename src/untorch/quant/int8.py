@@ -7,15 +7,17 @@ from collections.abc import Callable
 import torch
 from torch import nn
 
+from untorch.ops import native
 from untorch.ops.chunks import chunks
 from untorch.ops.int8 import OPERATOR
 from untorch.ops.int8_layout import INT8_BLOCK, INT8_GROUP, pack_int8, padded_outputs, unpack_int8
 from untorch.runtime.errors import InvalidArgumentError
 
-__all__ = ["INT8_METHODS", "Int8Linear", "int8_error", "quantize_int8"]
+__all__ = ["INT8_METHODS", "Int8Linear", "int8_error", "quantize_int8", "quantize_int8_error"]
 
 INT8_METHODS = ("rtn",)
 _LARGEST = 127
+_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 INPUT_RANGES = ("asymmetric", "symmetric", "static", "tensor")
 
 
@@ -24,6 +26,35 @@ def quantize_int8(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 
     An output of zeros has the scale 0.
     """
+    return _quantize(weight)[:2]
+
+
+def quantize_int8_error(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, float]:
+    """As ``quantize_int8``, with the relative error as ``int8_error``."""
+    values, scales, sums = _quantize(weight)
+    if sums is None:
+        return values, scales, int8_error(weight, values, scales)
+    return values, scales, _relative(*sums.sum(0).tolist())
+
+
+def _quantize(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
+    """On CPUs by a kernel of libuntorch.so (``native/kernels/cpu/quantize``), which also gives the squares' sums."""
+    n, k = weight.shape
+    if (
+        weight.device.type != "cpu"
+        or weight.dtype not in _DTYPES
+        or not weight.numel()
+        or (k > 1 and weight.stride(1) != 1)
+    ):
+        return (*quantize_int8_reference(weight), None)
+    values, scales = torch.empty((n, k), dtype=torch.int8), torch.empty(n)
+    sums = torch.empty((n, 2), dtype=torch.float64)
+    native.call("quantize_int8", values, scales, sums, weight.detach())
+    return values, scales, sums
+
+
+def quantize_int8_reference(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """As ``quantize_int8``, by torch's operators."""
     n, k = weight.shape
     values = torch.empty((n, k), dtype=torch.int8, device=weight.device)
     scales = torch.empty(n, dtype=torch.float32, device=weight.device)
@@ -45,6 +76,10 @@ def int8_error(weight: torch.Tensor, values: torch.Tensor, scales: torch.Tensor)
         difference = values[rows].float() * scales[rows].unsqueeze(1) - part
         wrong += float(difference.double().square_().sum())
         whole += float(part.double().square_().sum())
+    return _relative(wrong, whole)
+
+
+def _relative(wrong: float, whole: float) -> float:
     return float((wrong / whole) ** 0.5) if whole else 0.0 if not wrong else float("inf")
 
 

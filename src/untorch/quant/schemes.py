@@ -16,7 +16,7 @@ from untorch.ops.w8a8 import INT8_MAX_K as W8_MAX_K
 from untorch.ops.w8a8 import SIZE_STEP
 from untorch.quant.embedding import Int4Embedding, Int8Embedding, QuantizedEmbedding, W8Embedding
 from untorch.quant.experts import make_experts, make_int4_experts
-from untorch.quant.int8 import INT8_METHODS, Int8Linear, int8_error, pad_scales, quantize_int8
+from untorch.quant.int8 import INT8_METHODS, Int8Linear, int8_error, pad_scales, quantize_int8_error
 from untorch.quant.linear import Int4Linear, padded_features
 from untorch.quant.methods import METHODS, quantize_int4
 from untorch.quant.nvfp4 import NVFP4_METHODS, quantize_nvfp4_errors
@@ -221,9 +221,9 @@ class _Int8(_ByOutput):
         return n * k + n * 8
 
     def quantize(self, weight: torch.Tensor) -> QuantizedTensors:
-        values, scales = quantize_int8(weight)
+        values, scales, error = quantize_int8_error(weight)
         packed, sums = pack_int8(values)
-        return QuantizedTensors((packed, pad_scales(scales), sums), int8_error(weight, values, scales))
+        return QuantizedTensors((packed, pad_scales(scales), sums), error)
 
     def layer(self, linear: nn.Linear, tensors: tuple[torch.Tensor, ...]) -> Int8Linear:
         packed, scale, sums, *factor = tensors
@@ -269,8 +269,8 @@ class _Int8ForGpus(_ForGpus):
         return f"it has {layer.weight.shape[1]} inputs, and the sums of more than {W8_MAX_K} do not fit int32"
 
     def quantize(self, weight: torch.Tensor) -> QuantizedTensors:
-        values, scales = quantize_int8(weight)
-        return QuantizedTensors(padded_w8(values, scales), int8_error(weight, values, scales))
+        values, scales, error = quantize_int8_error(weight)
+        return QuantizedTensors(padded_w8(values, scales), error)
 
     def embedding(self, embedding: nn.Embedding, tensors: tuple[torch.Tensor, ...]) -> W8Embedding:
         return W8Embedding(
