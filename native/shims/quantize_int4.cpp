@@ -2,7 +2,7 @@
 // does.
 #include "kernels/cpu/quantize/int4.h"
 #include "shims/destination.h"
-#include "shims/op.h"
+#include "shims/weight_to_quantize.h"
 
 using namespace untorch;
 using namespace untorch::shims;
@@ -13,15 +13,11 @@ UNTORCH_SHIM untorch_quantize_int4(AtenTensorHandle packed, AtenTensorHandle sca
                                    AtenTensorHandle weight, std::int64_t group_size, std::int64_t by_range) {
   constexpr const char* op = "quantize_int4";
   return guarded(op, [&] {
-    const Tensor& given = cpu_input(weight, op, "weight");
+    const Tensor& given = weight_to_quantize(weight, op);
     Tensor& result = cpu_input(packed, op, "packed");
     Tensor& scales = cpu_input(scale_and_zero, op, "scale_and_zero");
     Tensor& squares = cpu_input(sums, op, "sums");
     const DType dtype = given.dtype();
-    check((dtype == DType::kFloat32 || dtype == DType::kBFloat16 || dtype == DType::kFloat16) && given.dim() == 2 &&
-              (given.size(1) <= 1 || given.stride(1) == 1),
-          op, ": argument 'weight' must be floating point of two dimensions, the last one dense, got ",
-          dtype_name(dtype), " of shape ", to_string(given.sizes()));
     check(group_size >= kernels::kInt4Group && group_size <= kernels::kInt4MostGroup &&
               group_size % kernels::kInt4Group == 0,
           op, ": group_size must be a multiple of ", kernels::kInt4Group, " up to ", kernels::kInt4MostGroup, ", got ",

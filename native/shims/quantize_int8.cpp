@@ -1,7 +1,7 @@
 // quantize_int8: int8 weights. The build half calls it (src/untorch/quant/int8.py); no file does.
 #include "kernels/cpu/quantize/int8.h"
 #include "shims/destination.h"
-#include "shims/op.h"
+#include "shims/weight_to_quantize.h"
 
 using namespace untorch;
 using namespace untorch::shims;
@@ -12,15 +12,11 @@ UNTORCH_SHIM untorch_quantize_int8(AtenTensorHandle values, AtenTensorHandle sca
                                    AtenTensorHandle weight) {
   constexpr const char* op = "quantize_int8";
   return guarded(op, [&] {
-    const Tensor& given = cpu_input(weight, op, "weight");
+    const Tensor& given = weight_to_quantize(weight, op);
     Tensor& result = cpu_input(values, op, "values");
     Tensor& steps = cpu_input(scales, op, "scales");
     Tensor& squares = cpu_input(sums, op, "sums");
     const DType dtype = given.dtype();
-    check((dtype == DType::kFloat32 || dtype == DType::kBFloat16 || dtype == DType::kFloat16) && given.dim() == 2 &&
-              (given.size(1) <= 1 || given.stride(1) == 1),
-          op, ": argument 'weight' must be floating point of two dimensions, the last one dense, got ",
-          dtype_name(dtype), " of shape ", to_string(given.sizes()));
     const std::int64_t rows = given.size(0), columns = given.size(1);
     check(result.dtype() == DType::kInt8 && result.dim() == 2 && result.size(0) == rows && result.size(1) == columns &&
               result.is_contiguous(),

@@ -1,7 +1,7 @@
 // quantize_nvfp4: NVFP4 weights. The build half calls it (src/untorch/quant/nvfp4.py); no file does.
 #include "kernels/cpu/quantize/nvfp4.h"
 #include "shims/destination.h"
-#include "shims/op.h"
+#include "shims/weight_to_quantize.h"
 
 using namespace untorch;
 using namespace untorch::shims;
@@ -12,16 +12,12 @@ UNTORCH_SHIM untorch_quantize_nvfp4(AtenTensorHandle packed, AtenTensorHandle bl
                                     AtenTensorHandle weight, AtenTensorHandle global_scale, std::int64_t search) {
   constexpr const char* op = "quantize_nvfp4";
   return guarded(op, [&] {
-    const Tensor& given = cpu_input(weight, op, "weight");
+    const Tensor& given = weight_to_quantize(weight, op);
     const Tensor& world = cpu_input(global_scale, op, "global_scale");
     Tensor& result = cpu_input(packed, op, "packed");
     Tensor& scales = cpu_input(block_scale, op, "block_scale");
     Tensor& squares = cpu_input(sums, op, "sums");
     const DType dtype = given.dtype();
-    check((dtype == DType::kFloat32 || dtype == DType::kBFloat16 || dtype == DType::kFloat16) && given.dim() == 2 &&
-              (given.size(1) <= 1 || given.stride(1) == 1),
-          op, ": argument 'weight' must be floating point of two dimensions, the last one dense, got ",
-          dtype_name(dtype), " of shape ", to_string(given.sizes()));
     kernels::Nvfp4Quantization p{};
     p.rows = given.size(0), p.k = given.size(1);
     p.blocks = (p.k + kernels::kNvfp4Block - 1) / kernels::kNvfp4Block;

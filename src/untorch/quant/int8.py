@@ -11,6 +11,7 @@ from untorch.ops import native
 from untorch.ops.chunks import chunks
 from untorch.ops.int8 import OPERATOR
 from untorch.ops.int8_layout import INT8_BLOCK, INT8_GROUP, pack_int8, padded_outputs, unpack_int8
+from untorch.quant.methods import relative_norm
 from untorch.runtime.errors import InvalidArgumentError
 
 __all__ = ["INT8_METHODS", "Int8Linear", "int8_error", "quantize_int8", "quantize_int8_error"]
@@ -34,7 +35,7 @@ def quantize_int8_error(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tenso
     values, scales, sums = _quantize(weight)
     if sums is None:
         return values, scales, int8_error(weight, values, scales)
-    return values, scales, _relative(*sums.sum(0).tolist())
+    return values, scales, relative_norm(*sums.sum(0).tolist())
 
 
 def _quantize(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
@@ -76,11 +77,7 @@ def int8_error(weight: torch.Tensor, values: torch.Tensor, scales: torch.Tensor)
         difference = values[rows].float() * scales[rows].unsqueeze(1) - part
         wrong += float(difference.double().square_().sum())
         whole += float(part.double().square_().sum())
-    return _relative(wrong, whole)
-
-
-def _relative(wrong: float, whole: float) -> float:
-    return float((wrong / whole) ** 0.5) if whole else 0.0 if not wrong else float("inf")
+    return relative_norm(wrong, whole)
 
 
 class Int8Linear(nn.Module):

@@ -18,7 +18,7 @@ from untorch.ops.int4_layout import LANES, N_TILE, pack_int4
 
 __all__ = [
     "METHODS", "hqq_reference", "is_finite", "quantize_int4", "quantize_int4_reference", "quantize_weight",
-    "relative_error",
+    "relative_error", "relative_norm",
 ]  # fmt: skip
 
 _LEVELS = 15
@@ -49,7 +49,7 @@ def quantize_int4(
             native.call("hqq", found, weight[part].float(), group_size)
             scale_and_zero[:, part] = found.to(weight.dtype).transpose(0, 1)
     native.call("quantize_int4", packed, scale_and_zero, sums, weight, group_size, int(method == "rtn"))
-    return packed, scale_and_zero, _error(*sums.sum(0).tolist())
+    return packed, scale_and_zero, relative_norm(*sums.sum(0).tolist())
 
 
 def quantize_int4_reference(
@@ -104,10 +104,11 @@ def relative_error(weight: torch.Tensor, values: torch.Tensor, scale_and_zero: t
         difference = torch.addcmul(zero, q, scale).flatten(1)[:, :k].sub_(part)
         wrong += float(torch.linalg.vector_norm(difference, dim=1).double().square_().sum())
         whole += float(torch.linalg.vector_norm(part, dim=1).double().square_().sum())
-    return _error(wrong, whole)
+    return relative_norm(wrong, whole)
 
 
-def _error(wrong: float, whole: float) -> float:
+def relative_norm(wrong: float, whole: float) -> float:
+    """Of sums of squares; 0 where both are 0."""
     return float((wrong / whole) ** 0.5) if whole else 0.0 if not wrong else float("inf")
 
 

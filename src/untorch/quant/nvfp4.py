@@ -23,7 +23,7 @@ from untorch.ops.nvfp4_layout import (
     pack_nvfp4,
     rows_of_global_scale,
 )
-from untorch.quant.methods import is_finite
+from untorch.quant.methods import is_finite, relative_norm
 from untorch.runtime.errors import InvalidArgumentError
 
 __all__ = [
@@ -104,7 +104,7 @@ def quantize_nvfp4_errors(weight: torch.Tensor, search: bool) -> tuple[NVFP4Weig
     assert sums is not None
     wrong, nearest_wrong, whole = sums.sum(0).tolist()
     made = NVFP4Weight(packed, block_scale, scale)
-    return made, _relative(wrong, whole), _relative(nearest_wrong, whole) if search else None
+    return made, relative_norm(wrong, whole), relative_norm(nearest_wrong, whole) if search else None
 
 
 def _has_kernel(weight: torch.Tensor) -> bool:
@@ -160,11 +160,7 @@ def nvfp4_error(weight: torch.Tensor, quantized: NVFP4Weight) -> float:
         )[:, :k]  # fmt: skip
         wrong += float((restored - part).square_().sum())
         whole += float(part.square_().sum())
-    return _relative(wrong, whole)
-
-
-def _relative(wrong: float, whole: float) -> float:
-    return float((wrong / whole) ** 0.5) if whole else 0.0 if not wrong else float("inf")
+    return relative_norm(wrong, whole)
 
 
 def reconcile_nvfp4(weights: Sequence[NVFP4Weight]) -> list[NVFP4Weight]:

@@ -11,8 +11,8 @@
 // Roofline: 12 operations a value and iteration, in registers; five iterations on average.
 #include <cstdint>
 
-#include "kernels/cpu/gemm/gemm_micro.h"
 #include "kernels/cpu/quantize/hqq_levels.h"
+#include "kernels/cpu/quantize/vectors.h"
 
 #if defined(__x86_64__)
 #include <immintrin.h>
@@ -21,10 +21,6 @@
 namespace untorch::kernels::UNTORCH_ISA {
 namespace {
 
-using V = Vector<float>;
-using I = vecmath::IntOf<V>::type;
-constexpr int N = kLanes<float>;
-
 constexpr float kLevels = 15.0f, kMiddle = 8.0f;
 constexpr float kPower = -0.3f;  // p - 1
 constexpr float kBeta = 10.0f, kGrowth = 1.01f;
@@ -32,22 +28,6 @@ constexpr int kIterations = 20;
 // Where as many errors are above 0 as below, another zero has the same mean error, but for rounding.
 constexpr float kFalls = 1.0f - 0x1p-20f;
 constexpr float kLeastScale = 0x1p-126f;  // its reciprocal is finite
-constexpr float kRound = 0x1.8p23f;       // adding and subtracting it rounds to an integer
-
-[[gnu::always_inline]] inline V smaller(V a, V b) { return a < b ? a : b; }
-[[gnu::always_inline]] inline V larger(V a, V b) { return a > b ? a : b; }
-
-float sum_of(V v) {
-  float total = 0.0f;
-  for (int i = 0; i < N; ++i) total += v[i];
-  return total;
-}
-float largest_of(V v) {
-  float most = v[0];
-  for (int i = 1; i < N; ++i) most = v[i] > most ? v[i] : most;
-  return most;
-}
-float smallest_of(V v) { return -largest_of(-v); }
 
 [[gnu::always_inline]] inline bool any_of(I mask) {
 #if defined(__AVX512F__)
@@ -73,7 +53,7 @@ Step step(const float* w, std::int64_t count, float scale, float s, float z, flo
   const auto see = [&](V x, I inside) __attribute__((always_inline)) {
     const V scaled = x * s;
     V q = larger(smaller(scaled + z, V{} + kLevels), V{});
-    q = (q + kRound) - kRound;
+    q = rounded(q);
     const V e = (V)((I)(x - (q - z) * scale) & inside), size = vecmath::vabs(e);
     sizes += size;
     next += (V)((I)(q - scaled) & inside);
@@ -97,14 +77,8 @@ Step step(const float* w, std::int64_t count, float scale, float s, float z, flo
 }
 
 void quantize_group(const float* w, std::int64_t count, float* out) {
-  float low = w[0], high = w[0];
-  std::int64_t j = 0;
-  if (count >= N) {
-    V lows = load(w), highs = lows;
-    for (j = N; j + N <= count; j += N) lows = smaller(load(w + j), lows), highs = larger(load(w + j), highs);
-    low = smallest_of(lows), high = largest_of(highs);
-  }
-  for (; j < count; ++j) low = w[j] < low ? w[j] : low, high = w[j] > high ? w[j] : high;
+  float low, high;
+  find_range(w, count, low, high);
   const float scale = (high - low) / kLevels, zero = low + kMiddle * scale;
   out[0] = scale, out[1] = zero;
   if (scale < kLeastScale) return;  // equal values: the zero holds them

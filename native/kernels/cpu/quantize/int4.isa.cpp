@@ -7,40 +7,16 @@
 #include <vector>
 
 #include "base/half.h"
-#include "kernels/cpu/common/elements.h"
 #include "kernels/cpu/quantize/int4_levels.h"
+#include "kernels/cpu/quantize/vectors.h"
 
 namespace untorch::kernels::UNTORCH_ISA {
 namespace {
 
-using V = Vector<float>;
-using I = vecmath::IntOf<V>::type;
-constexpr int N = kLanes<float>;
 typedef std::uint8_t Bytes __attribute__((vector_size(N)));
 
 constexpr float kLevels = 15.0f, kMiddle = 8.0f;
-constexpr float kRound = 0x1.8p23f;  // adding and subtracting it rounds to an integer
 constexpr std::int64_t kWords = kInt4Columns / 32;
-
-[[gnu::always_inline]] inline V smaller(V a, V b) { return a < b ? a : b; }
-[[gnu::always_inline]] inline V larger(V a, V b) { return a > b ? a : b; }
-
-float sum_of(V v) {
-  float total = 0.0f;
-  for (int i = 0; i < N; ++i) total += v[i];
-  return total;
-}
-
-void find_range(const float* w, std::int64_t count, float& low, float& high) {
-  low = w[0], high = w[0];
-  std::int64_t j = 0;
-  if (count >= N) {
-    V lows = load(w), highs = lows;
-    for (j = N; j + N <= count; j += N) lows = smaller(load(w + j), lows), highs = larger(load(w + j), highs);
-    for (int i = 0; i < N; ++i) low = lows[i] < low ? lows[i] : low, high = highs[i] > high ? highs[i] : high;
-  }
-  for (; j < count; ++j) low = w[j] < low ? w[j] : low, high = w[j] > high ? w[j] : high;
-}
 
 // A group's values, and the squares of its errors and weights. `w` has zeros behind `count`, up to `group`.
 void round_group(const float* w, std::int64_t count, std::int64_t group, float scale, float zero, std::uint8_t* q,
@@ -50,7 +26,7 @@ void round_group(const float* w, std::int64_t count, std::int64_t group, float s
     const V x = load(w + j);
     V steps{};
     if (scale != 0.0f) steps = larger(smaller((x - zero) / scale, V{} + (kLevels - kMiddle)), V{} - kMiddle);
-    steps = (steps + kRound) - kRound;
+    steps = rounded(steps);
     const Bytes bytes = __builtin_convertvector(__builtin_convertvector(steps + kMiddle, I), Bytes);
     std::memcpy(q + j, &bytes, sizeof bytes);
     V error = steps * scale + zero - x;

@@ -5,23 +5,16 @@
 #include <cstdint>
 #include <cstring>
 
-#include "kernels/cpu/common/elements.h"
 #include "kernels/cpu/quantize/int8_levels.h"
+#include "kernels/cpu/quantize/vectors.h"
 
 namespace untorch::kernels::UNTORCH_ISA {
 namespace {
 
-using V = Vector<float>;
-using I = vecmath::IntOf<V>::type;
-constexpr int N = kLanes<float>;
 typedef std::int8_t Bytes __attribute__((vector_size(N)));
 typedef double Doubles __attribute__((vector_size(N * sizeof(double))));
 
 constexpr float kLargest = 127.0f;
-constexpr float kRound = 0x1.8p23f;  // adding and subtracting it rounds to an integer
-
-[[gnu::always_inline]] inline V smaller(V a, V b) { return a < b ? a : b; }
-[[gnu::always_inline]] inline V larger(V a, V b) { return a > b ? a : b; }
 
 double sum_of(Doubles v) {
   double total = 0.0;
@@ -35,9 +28,7 @@ void quantize_row(const Int8Quantization& p, std::int64_t row) {
   std::int8_t* const to = p.values + row * p.k;
   V most{};
   for (std::int64_t j = 0; j < p.k; j += N) most = larger(vecmath::vabs(E::part(from + j, p.k - j)), most);
-  float largest = 0.0f;
-  for (int i = 0; i < N; ++i) largest = most[i] > largest ? most[i] : largest;
-  const float scale = largest / kLargest;
+  const float scale = largest_of(most) / kLargest;
   p.scales[row] = scale;
   double* const sums = p.sums + row * 2;
   Doubles wrong{}, whole{};
@@ -45,7 +36,7 @@ void quantize_row(const Int8Quantization& p, std::int64_t row) {
     const V x = E::part(from + j, p.k - j);
     V steps{};  // where the largest is subnormal the scale may be 0, and so is then the row
     if (scale != 0.0f) steps = larger(smaller(x / scale, V{} + kLargest), V{} - kLargest);
-    steps = (steps + kRound) - kRound;
+    steps = rounded(steps);
     const Bytes bytes = __builtin_convertvector(__builtin_convertvector(steps, I), Bytes);
     std::memcpy(to + j, &bytes, static_cast<std::size_t>(p.k - j < N ? p.k - j : N));
     const Doubles error = __builtin_convertvector(steps * scale - x, Doubles),

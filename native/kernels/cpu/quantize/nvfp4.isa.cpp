@@ -13,25 +13,18 @@
 #include <cstdint>
 #include <cstring>
 
-#include "kernels/cpu/common/elements.h"
 #include "kernels/cpu/quantize/nvfp4_levels.h"
+#include "kernels/cpu/quantize/vectors.h"
 
 namespace untorch::kernels::UNTORCH_ISA {
 namespace {
 
-using V = Vector<float>;
-using I = vecmath::IntOf<V>::type;
-constexpr int N = kLanes<float>, kParts = static_cast<int>(kNvfp4Block) / N;
+constexpr int kParts = static_cast<int>(kNvfp4Block) / N;
 typedef std::uint8_t Bytes __attribute__((vector_size(N)));
 
 constexpr float kE2m1Max = 6.0f, kE4m3Max = 448.0f, kE4m3Least = 0x1p-9f;
 constexpr int kE4m3MaxCode = 126;
 constexpr int kSteps[] = {-2, -1, 1, 2, 3, 4, 5, 6};  // above the largest value becomes 4: 1.5 times, 4 or 5 steps
-constexpr float kRound = 0x1.8p23f;                   // adding and subtracting it rounds to an integer
-
-[[gnu::always_inline]] inline V smaller(V a, V b) { return a < b ? a : b; }
-[[gnu::always_inline]] inline V larger(V a, V b) { return a > b ? a : b; }
-[[gnu::always_inline]] inline V rounded(V x) { return (x + kRound) - kRound; }
 
 struct Block {
   V parts[kParts];
@@ -55,9 +48,7 @@ float squared_error(const Block& sizes, float scale) {
     const V error = round_sizes(size, scale).value * scale - size;
     total += error * error;
   }
-  float sum = 0.0f;
-  for (int i = 0; i < N; ++i) sum += total[i];
-  return sum;
+  return sum_of(total);
 }
 
 // Of a scale from 0 to the largest of E4M3, ties to even.
@@ -109,8 +100,7 @@ void quantize_row(const Nvfp4Quantization& p, std::int64_t row) {
       sizes.parts[i] = vecmath::vabs(x / world);
       most = larger(sizes.parts[i], most);
     }
-    float largest = most[0];
-    for (int i = 1; i < N; ++i) largest = most[i] > largest ? most[i] : largest;
+    const float largest = largest_of(most);
     int nearest = 0;
     if (largest != 0.0f) {
       const float scale = largest / kE2m1Max;
