@@ -52,10 +52,11 @@ def test_drawn(
     verify(weight.to(dtype)[:, apart:], group, method, more)
 
 
-def test_columns_apart() -> None:
+def test_columns_apart_and_double_precision() -> None:
     """Not the kernel's, so the reference's."""
     weight = torch.randn(128, 16, generator=torch.Generator().manual_seed(0)).T
     verify(weight, 32, "rtn")
+    verify(weight.contiguous().double(), 32, "rtn")
 
 
 def test_a_row_alone_gives_what_it_gives_among_others() -> None:

@@ -44,9 +44,11 @@ def test_drawn(n: int, k: int, dtype: torch.dtype, scale: float, shift: float, a
     verify(weight.to(dtype)[:, apart:])
 
 
-def test_columns_apart() -> None:
+def test_columns_apart_and_double_precision() -> None:
     """Not the kernel's, so the reference's."""
-    verify(torch.randn(128, 16, generator=torch.Generator().manual_seed(0)).T)
+    weight = torch.randn(128, 16, generator=torch.Generator().manual_seed(0)).T
+    verify(weight)
+    verify(weight.contiguous().double())
 
 
 def test_a_row_alone_gives_what_it_gives_among_others() -> None:

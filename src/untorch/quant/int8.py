@@ -11,14 +11,13 @@ from untorch.ops import native
 from untorch.ops.chunks import chunks
 from untorch.ops.int8 import OPERATOR
 from untorch.ops.int8_layout import INT8_BLOCK, INT8_GROUP, pack_int8, padded_outputs, unpack_int8
-from untorch.quant.methods import relative_norm
+from untorch.quant.methods import KERNEL_DTYPES, relative_norm
 from untorch.runtime.errors import InvalidArgumentError
 
 __all__ = ["INT8_METHODS", "Int8Linear", "int8_error", "quantize_int8", "quantize_int8_error"]
 
 INT8_METHODS = ("rtn",)
 _LARGEST = 127
-_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 INPUT_RANGES = ("asymmetric", "symmetric", "static", "tensor")
 
 
@@ -43,7 +42,7 @@ def _quantize(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.T
     n, k = weight.shape
     if (
         weight.device.type != "cpu"
-        or weight.dtype not in _DTYPES
+        or weight.dtype not in KERNEL_DTYPES
         or not weight.numel()
         or (k > 1 and weight.stride(1) != 1)
     ):
