@@ -257,7 +257,8 @@ class Sampler:
             elif wanted is None or logprobs is None:
                 found.append(SampledToken(token))
             else:
-                found.append(SampledToken(token, _row_logprobs(token, wanted, *(array[row] for array in logprobs))))
+                most = min(wanted, self.vocabulary)
+                found.append(SampledToken(token, _row_logprobs(token, most, *(array[row] for array in logprobs))))
         return found
 
     def chosen(self, token: int) -> SampledToken:

@@ -11,7 +11,7 @@ from untorch.ops import native
 from untorch.ops.chunks import chunks
 from untorch.ops.int8 import OPERATOR
 from untorch.ops.int8_layout import INT8_BLOCK, INT8_GROUP, pack_int8, padded_outputs, unpack_int8
-from untorch.quant.methods import KERNEL_DTYPES, relative_norm
+from untorch.quant.methods import has_kernel, relative_norm
 from untorch.runtime.errors import InvalidArgumentError
 
 __all__ = ["INT8_METHODS", "Int8Linear", "int8_error", "quantize_int8", "quantize_int8_error"]
@@ -39,14 +39,9 @@ def quantize_int8_error(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tenso
 
 def _quantize(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
     """On CPUs by a kernel of libuntorch.so (``native/kernels/cpu/quantize``), which also gives the squares' sums."""
-    n, k = weight.shape
-    if (
-        weight.device.type != "cpu"
-        or weight.dtype not in KERNEL_DTYPES
-        or not weight.numel()
-        or (k > 1 and weight.stride(1) != 1)
-    ):
+    if not has_kernel(weight):
         return (*quantize_int8_reference(weight), None)
+    n, k = weight.shape
     values, scales = torch.empty((n, k), dtype=torch.int8), torch.empty(n)
     sums = torch.empty((n, 2), dtype=torch.float64)
     native.call("quantize_int8", values, scales, sums, weight.detach())

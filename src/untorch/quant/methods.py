@@ -17,7 +17,7 @@ from untorch.ops.chunks import chunks
 from untorch.ops.int4_layout import LANES, N_TILE, pack_int4
 
 __all__ = [
-    "KERNEL_DTYPES", "METHODS", "hqq_reference", "is_finite", "quantize_int4", "quantize_int4_reference",
+    "METHODS", "has_kernel", "hqq_reference", "is_finite", "quantize_int4", "quantize_int4_reference",
     "quantize_weight", "relative_error", "relative_norm",
 ]  # fmt: skip
 
@@ -29,26 +29,31 @@ _BETA_GROWTH = 1.01
 _ITERATIONS = 20
 _KERNEL_GROUP = 1024  # the largest that the kernels take
 _BLOCK = 128  # inputs that are packed together
-KERNEL_DTYPES = (torch.float32, torch.bfloat16, torch.float16)  # that the kernels round from
+_KERNEL_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+
+
+def has_kernel(weight: torch.Tensor) -> bool:
+    """Whether the kernels of libuntorch.so round this weight: a matrix on a CPU whose rows are dense."""
+    return (
+        weight.device.type == "cpu"
+        and weight.dim() == 2
+        and weight.dtype in _KERNEL_DTYPES
+        and weight.numel() > 0
+        and (weight.shape[1] == 1 or weight.stride(1) == 1)
+    )
 
 
 def quantize_int4(
     weight: torch.Tensor, group_size: int, method: str, n: int, k: int
 ) -> tuple[torch.Tensor, torch.Tensor, float]:
     """The packed weight, scale and zero, padded to n × k, and the relative error."""
-    rows, columns = weight.shape
-    if (
-        weight.device.type != "cpu"
-        or weight.dtype not in KERNEL_DTYPES
-        or not weight.numel()
-        or (columns > 1 and weight.stride(1) != 1)
-    ):
+    if not has_kernel(weight):
         return quantize_int4_reference(weight, group_size, method, n, k)
     weight = weight.detach()
     groups = k // group_size
     packed = torch.empty((n // N_TILE, k // _BLOCK, LANES, 4), dtype=torch.int32)
     scale_and_zero = torch.empty((groups, n, 2), dtype=weight.dtype)
-    sums = torch.empty((rows, 2), dtype=torch.float64)
+    sums = torch.empty((weight.shape[0], 2), dtype=torch.float64)
     if method == "hqq":
         for part in chunks(weight, k):
             found = torch.empty((part.stop - part.start, groups, 2))

@@ -23,7 +23,7 @@ from untorch.ops.nvfp4_layout import (
     pack_nvfp4,
     rows_of_global_scale,
 )
-from untorch.quant.methods import is_finite, relative_norm
+from untorch.quant.methods import has_kernel, is_finite, relative_norm
 from untorch.runtime.errors import InvalidArgumentError
 
 __all__ = [
@@ -93,7 +93,7 @@ def quantize_nvfp4(
 
 def quantize_nvfp4_errors(weight: torch.Tensor, search: bool) -> tuple[NVFP4Weight, float, float | None]:
     """A matrix [n, k] in NVFP4, its relative error as ``nvfp4_error``, and that without the search, if there is one."""
-    if not _has_kernel(weight):
+    if not has_kernel(weight):
         made = quantize_nvfp4(weight, search=search)
         nearest = nvfp4_error(weight, quantize_nvfp4(weight, search=False)) if search else None
         return made, nvfp4_error(weight, made), nearest
@@ -107,18 +107,11 @@ def quantize_nvfp4_errors(weight: torch.Tensor, search: bool) -> tuple[NVFP4Weig
     return made, relative_norm(wrong, whole), relative_norm(nearest_wrong, whole) if search else None
 
 
-def _has_kernel(weight: torch.Tensor) -> bool:
-    return (
-        weight.device.type == "cpu" and weight.dim() == 2 and weight.dtype in _DTYPES and weight.numel() > 0
-        and (weight.shape[1] == 1 or weight.stride(1) == 1)
-    )  # fmt: skip
-
-
 def _quantize_rows(
     weight: torch.Tensor, scales: torch.Tensor, search: bool
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
     """packed and block_scale of rows [n, k] with global scales [n]; on CPUs also the kernel's sums."""
-    if not _has_kernel(weight):
+    if not has_kernel(weight):
         return (*quantize_rows_reference(weight, scales, search), None)
     n, blocks = weight.shape[0], -(-weight.shape[1] // BLOCK_SIZE)
     packed = torch.empty((n, blocks * BLOCK_SIZE // 2), dtype=torch.uint8)

@@ -125,6 +125,18 @@ def test_what_is_processed_there(fields: dict[str, Any]) -> None:
         assert found[1].logprobs is not None and found[1].logprobs.logprob == 1 and found[1].logprobs.rank == 2
 
 
+def test_as_many_logprobs_as_tokens_and_as_packages_compute() -> None:
+    from untorch.llm import sampler
+    from untorch.ops.sampling.operator import MOST_LOGPROBS
+
+    assert sampler._MOST_LOGPROBS == MOST_LOGPROBS
+    logits, _, _ = on_gpu([2, 0, 0, 0])
+    arrays = [Array(np.zeros(4)), Array(np.ones(4, int)), Array(np.zeros((4, 20))), Array(np.zeros((4, 20), int))]
+    logits._methods = DeviceMethods(6, logits._methods.choose, print, lambda *args: arrays)
+    [found] = Sampler(6).sample(logits, [state(temperature=0, logprobs=9)], [1])
+    assert found.logprobs is not None and len(found.logprobs.top) == 6
+
+
 def test_more_logprobs_than_a_package_computes_are_the_hosts() -> None:
     logits, values, calls = on_gpu([0])
     logits._methods = DeviceMethods(6, logits._methods.choose, print, print)
