@@ -81,11 +81,21 @@ struct Memcpy3D {
   std::size_t width_bytes, height, depth;
 };
 
+// CUlaunchAttribute
+union LaunchAttributeValue {
+  unsigned words[16];
+  void* pointer;  // for its alignment
+};
+struct LaunchAttribute {
+  int id;
+  LaunchAttributeValue value;
+};
+
 // CUlaunchConfig; attributes are passed through unread.
 struct LaunchConfig {
   unsigned grid_x, grid_y, grid_z, block_x, block_y, block_z, shared_bytes;
   Stream stream;
-  void* attributes;
+  const LaunchAttribute* attributes;
   unsigned num_attributes;
 };
 
@@ -118,6 +128,16 @@ inline constexpr int kCaptureModeRelaxed = 2;
 inline constexpr int kCaptureActive = 1;
 inline constexpr unsigned kUserObjectNoDestructorSync = 1;
 inline constexpr unsigned kGraphUserObjectMove = 1;
+
+// CUlaunchAttributeID
+enum : int {
+  kAccessPolicyWindow = 1,
+  kCooperative = 2,
+  kClusterDimension = 4,
+  kClusterSchedulingPolicy = 5,
+};
+// CUpointer_attribute
+inline constexpr int kPointerMemoryType = 2;
 
 // X(member, exported name, arguments)
 #define UNTORCH_CUDA_DRIVER(X)                                                                                         \
@@ -198,6 +218,8 @@ inline constexpr unsigned kGraphUserObjectMove = 1;
   X(graph_nodes, cuGraphGetNodes, (Graph graph, GraphNode * nodes, std::size_t * count))                               \
   X(graph_node_type, cuGraphNodeGetType, (GraphNode node, int* type))                                                  \
   X(graph_kernel_params, cuGraphKernelNodeGetParams_v2, (GraphNode node, KernelNodeParams * params))                   \
+  X(graph_kernel_attribute, cuGraphKernelNodeGetAttribute,                                                             \
+    (GraphNode node, int attribute, LaunchAttributeValue* value))                                                      \
   X(graph_exec_kernel_set_params, cuGraphExecKernelNodeSetParams_v2,                                                   \
     (GraphExec exec, GraphNode node, const KernelNodeParams* params))                                                  \
   X(graph_memset_params, cuGraphMemsetNodeGetParams, (GraphNode node, MemsetParams * params))                          \

@@ -194,7 +194,7 @@ Result cudaLaunchKernelExC(const LaunchConfig* config, const void* stub, void** 
       Dim3 grid, block;
       std::size_t shared_bytes;
       Stream stream;
-      void* attributes;
+      const LaunchAttribute* attributes;
       unsigned num_attributes;
     };
     const auto& in = *reinterpret_cast<const RuntimeConfig*>(config);

@@ -20,9 +20,8 @@ bool is_dense(const Tensor& t) { return t.numel() == storage_extent(t.sizes(), t
 std::size_t bytes_of(const Tensor& t) { return static_cast<std::size_t>(t.numel()) * element_size(t.dtype()); }
 
 bool is_pinned(const void* data) {
-  constexpr int kMemoryType = 2;
   unsigned type = 0;
-  return driver().pointer_attribute(&type, kMemoryType, reinterpret_cast<DevicePtr>(data)) == kSuccess;
+  return driver().pointer_attribute(&type, kPointerMemoryType, reinterpret_cast<DevicePtr>(data)) == kSuccess;
 }
 
 // Dense bytes to the device.

@@ -18,9 +18,6 @@
 namespace untorch {
 namespace {
 
-// CUgraphNodeType. Those that take no address: an empty one, an event's wait and record, memory made and freed.
-constexpr int kKernelNode = 0, kMemcpyNode = 1, kMemsetNode = 2;
-bool takes_no_address(int type) { return type == 5 || type == 6 || type == 7 || type == 10 || type == 11; }
 constexpr std::size_t kAlignment = 16;  // what kernels compiled for the static memory may rely on
 
 // A stream for one capture.
@@ -200,63 +197,6 @@ CudaGraph::Captured CudaGraph::capture(std::span<const untorch_view> inputs, std
   return made;
 }
 
-void CudaGraph::read_kernel(Node& node) {
-  const cuda::Driver& api = cuda::driver();
-  cuda::check_driver(api.graph_kernel_params(node.handle, &node.params), "reading the graph");
-  if (node.params.kernel_params == nullptr) {
-    // Launched with one buffer for all, as cuDNN does: what an address in it is shows like everywhere else.
-    const std::span<const std::byte> buffer = cuda::argument_buffer(node.params.extra);
-    node.kind = Node::kBuffer;
-    node.values.emplace_back(buffer.begin(), buffer.end());
-    return;
-  }
-  cuda::Function function = node.params.function;
-  if (function == nullptr) {
-    cuda::check_driver(api.kernel_function(&function, node.params.kernel), "reading the graph");
-  }
-  std::size_t offset = 0, bytes = 0;
-  for (std::size_t i = 0; api.function_param_info(function, i, &offset, &bytes) == cuda::kSuccess; ++i) {
-    const auto* value = static_cast<const std::byte*>(node.params.kernel_params[i]);
-    node.values.emplace_back(value, value + bytes);
-  }
-}
-
-std::vector<CudaGraph::Node> CudaGraph::address_nodes(cuda::Graph graph, bool& complete) {
-  const cuda::Driver& api = cuda::driver();
-  std::size_t count = 0;
-  cuda::check_driver(api.graph_nodes(graph, nullptr, &count), "reading the graph");
-  std::vector<cuda::GraphNode> handles(count);
-  if (count != 0) cuda::check_driver(api.graph_nodes(graph, handles.data(), &count), "reading the graph");
-  std::vector<Node> nodes;
-  for (const cuda::GraphNode handle : handles) {
-    int type = -1;
-    cuda::check_driver(api.graph_node_type(handle, &type), "reading the graph");
-    Node node{handle, Node::kKernel, {}, {}, {}};
-    // Copies and fills: their description stands in for parameters; there is one value.
-    const auto describe = [&](Node::Kind kind, const auto& description) {
-      node.kind = kind;
-      node.values.emplace_back(sizeof description);
-      std::memcpy(node.values.back().data(), &description, sizeof description);
-    };
-    if (type == kKernelNode) {
-      read_kernel(node);
-    } else if (type == kMemcpyNode) {
-      cuda::Memcpy3D copy{};
-      cuda::check_driver(api.graph_memcpy_params(handle, &copy), "reading the graph");
-      describe(Node::kMemcpy, copy);
-    } else if (type == kMemsetNode) {
-      cuda::MemsetParams fill{};
-      cuda::check_driver(api.graph_memset_params(handle, &fill), "reading the graph");
-      describe(Node::kMemset, fill);
-    } else {
-      complete = complete && takes_no_address(type);
-      continue;
-    }
-    nodes.push_back(std::move(node));
-  }
-  return nodes;
-}
-
 bool CudaGraph::explained(cuda::DevicePtr mine, cuda::DevicePtr theirs, const Captured& other, Patch& patch) const {
   for (std::size_t i = 0; i < captured_.inputs.size(); ++i) {
     if (!is_on_device(*captured_.inputs[i]) || writes(i)) continue;
@@ -278,7 +218,8 @@ bool CudaGraph::explained(cuda::DevicePtr mine, cuda::DevicePtr theirs, const Ca
   return false;
 }
 
-bool CudaGraph::compare(std::size_t index, const Node& mine, const Node& theirs, const Captured& other) {
+bool CudaGraph::compare(std::size_t index, const cuda::AddressNode& mine, const cuda::AddressNode& theirs,
+                        const Captured& other) {
   if (mine.kind != theirs.kind || mine.values.size() != theirs.values.size()) return false;
   for (std::size_t p = 0; p < mine.values.size(); ++p) {
     const auto &a = mine.values[p], &b = theirs.values[p];
@@ -300,8 +241,8 @@ bool CudaGraph::compare(std::size_t index, const Node& mine, const Node& theirs,
 
 void CudaGraph::find_inputs(const Captured& other) {
   bool clear = true;
-  nodes_ = address_nodes(captured_.graph, clear);
-  const std::vector<Node> theirs = address_nodes(other.graph, clear);
+  for (cuda::AddressNode& node : cuda::address_nodes(captured_.graph, clear)) nodes_.push_back({std::move(node), {}});
+  const std::vector<cuda::AddressNode> theirs = cuda::address_nodes(other.graph, clear);
   clear = clear && nodes_.size() == theirs.size() && log_.size() == other_log_.size();
   for (std::size_t i = 0; clear && i < nodes_.size(); ++i) clear = compare(i, nodes_[i], theirs[i], other);
   if (!clear) patches_.clear();

@@ -6,6 +6,7 @@
 #include <span>
 #include <vector>
 
+#include "cuda/graph_nodes.h"
 #include "cuda/memory_pool.h"
 #include "model/packed_inputs.h"
 #include "model/program.h"
@@ -59,23 +60,16 @@ class CudaGraph {
     std::size_t input;
     std::size_t distance;  // from the input's start
   };
-  struct Node {
-    enum Kind : std::int8_t { kKernel, kBuffer, kMemcpy, kMemset };  // kBuffer: a kernel, its parameters in one
-    cuda::GraphNode handle;
-    Kind kind;
-    cuda::KernelNodeParams params;
-    std::vector<std::vector<std::byte>> values;  // one for each parameter
-    std::vector<void*> pointers;
+  struct Node : cuda::AddressNode {
+    std::vector<void*> pointers;  // to its values
   };
 
   Captured capture(std::span<const untorch_view> inputs, std::shared_ptr<cuda::Arena> arena, cuda::Arena& input_arena);
   // The outputs keep the arena from then on, and leave their blocks to the next capture.
   void lend_outputs();
   void find_inputs(const Captured& other);
-  // The nodes that take addresses; `complete` becomes false where another one may take one, too.
-  static std::vector<Node> address_nodes(cuda::Graph graph, bool& complete);
-  static void read_kernel(Node& node);
-  bool compare(std::size_t index, const Node& mine, const Node& theirs, const Captured& other);
+  bool compare(std::size_t index, const cuda::AddressNode& mine, const cuda::AddressNode& theirs,
+               const Captured& other);
   bool explained(cuda::DevicePtr mine, cuda::DevicePtr theirs, const Captured& other, Patch& patch) const;
   void check_written(std::span<const untorch_view> inputs) const;
   void check_signature(std::span<const untorch_view> inputs) const;

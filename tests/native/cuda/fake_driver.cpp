@@ -3,7 +3,7 @@
 // FAKE_GPU_MEMORY bytes and of FAKE_GPU_CAPABILITY; with FAKE_GPU_TAKEN they have no room for a context. After
 // fake_fail(code) everything that enqueues, waits, asks or frees returns that code. Graphs and captures are
 // refused; with FAKE_GPU_GRAPHS a capture gives a graph without nodes, and what is captured is recorded like any
-// launch.
+// launch. With FAKE_GPU_NODES, too, it gives one of the kernels and fills that were captured, which do nothing else.
 #include <chrono>
 #include <cstdlib>
 #include <cstring>
@@ -11,6 +11,7 @@
 #include <map>
 #include <mutex>
 #include <set>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -26,6 +27,16 @@ constexpr int kDevices = 2;
 struct Block {
   std::size_t bytes;
   int device;
+};
+// A kernel with its parameters in one buffer, or a fill.
+struct Node {
+  Function function = nullptr;
+  LaunchConfig config{};
+  std::vector<LaunchAttribute> attributes;
+  std::vector<std::byte> arguments;
+  std::size_t bytes = 0;
+  void* extra[5] = {};
+  MemsetParams fill{};
 };
 struct State {
   std::mutex mutex;
@@ -44,6 +55,10 @@ struct State {
   std::map<const void*, std::vector<Event>> nodes;  // of a graph or an executable one: a replay records them
   Stream capturing = nullptr;
   std::set<Event> in_capture;
+  std::deque<Node> kernels;                    // of all graphs
+  std::map<Graph, std::vector<Node*>> graphs;  // with FAKE_GPU_NODES
+  std::vector<Node*> in_graph;                 // of the capture that runs
+  std::string calls;                           // kernels outside of captures with one buffer, a line each
   Result fatal = kSuccess;
 };
 State& state() {
@@ -61,6 +76,7 @@ int capability() {
   const char* const text = std::getenv("FAKE_GPU_CAPABILITY");
   return text == nullptr ? 90 : std::atoi(text);
 }
+bool has_nodes() { return std::getenv("FAKE_GPU_NODES") != nullptr; }
 bool has_graphs() { return std::getenv("FAKE_GPU_GRAPHS") != nullptr; }
 template <class Handle>
 Result make(Handle* out) {
@@ -92,6 +108,12 @@ Result copied(void* to, const void* from, std::size_t bytes, Stream stream) {
   std::memcpy(to, from, bytes);
   return noted("copy", stream);
 }
+// The node that a launch or fill on this stream becomes; null when it is not captured, or graphs have no nodes.
+Node* captured_on(Stream stream) {
+  State& s = state();
+  if (!has_nodes() || stream == nullptr || s.capturing != stream) return nullptr;
+  return s.in_graph.emplace_back(&s.kernels.emplace_back());
+}
 double milliseconds() {
   return std::chrono::duration<double, std::milli>(std::chrono::steady_clock::now().time_since_epoch()).count();
 }
@@ -110,6 +132,8 @@ int fake_pdl() { return state().pdl; }
 int fake_uploads() { return state().uploads; }
 int fake_modules_loaded() { return state().modules_loaded; }
 int fake_modules_unloaded() { return state().modules_unloaded; }
+// Of each launch with one buffer: the kernel, its stream, its grid and cluster, and the words of the buffer.
+const char* fake_calls() { return state().calls.c_str(); }
 const char* fake_launches() { return state().launches.c_str(); }
 std::size_t fake_live_bytes(int device) { return state().live[device]; }
 
@@ -237,6 +261,12 @@ Result cuMemcpyDtoHAsync_v2(void* to, DevicePtr from, std::size_t bytes, Stream 
   return copied(to, at(from), bytes, stream);
 }
 Result cuMemsetD8Async(DevicePtr to, unsigned char value, std::size_t count, Stream stream) {
+  {
+    const std::lock_guard lock(state().mutex);
+    if (Node* const node = captured_on(stream); node != nullptr) {
+      return node->fill = {to, 0, value, 1, count, 1}, kSuccess;
+    }
+  }
   std::memset(at(to), value, count);
   return noted("fill", stream);
 }
@@ -325,19 +355,37 @@ Result cuLaunchKernel(Function function, unsigned, unsigned, unsigned, unsigned,
                       Stream stream, void**, void**) {
   return launched(function, stream);
 }
-Result cuLaunchKernelEx(const LaunchConfig* config, Function function, void**, void**) {
-  // Of CUlaunchAttribute: 64 bytes, of which the first four say that it is PROGRAMMATIC_STREAM_SERIALIZATION, and those
-  // from the eighth on its value.
+Result cuLaunchKernelEx(const LaunchConfig* config, Function function, void**, void** extra) {
   constexpr int kProgrammaticStreamSerialization = 6;
-  struct Attribute {
-    int id, padding, value[14];
-  };
-  static_assert(sizeof(Attribute) == 64);
-  const auto* const attributes = static_cast<const Attribute*>(config->attributes);
-  for (unsigned i = 0; i < config->num_attributes; ++i) {
-    if (attributes[i].id == kProgrammaticStreamSerialization && attributes[i].value[0] == 1) ++state().pdl;
+  const std::span<const LaunchAttribute> attributes(config->attributes, config->num_attributes);
+  std::string cluster = "1";
+  for (const LaunchAttribute& attribute : attributes) {
+    if (attribute.id == kProgrammaticStreamSerialization && attribute.value.words[0] == 1) ++state().pdl;
+    if (attribute.id == kClusterDimension) cluster = std::to_string(attribute.value.words[0]);
   }
-  return launched(function, config->stream);
+  if (extra == nullptr) return launched(function, config->stream);
+  const auto* const bytes = static_cast<const std::byte*>(extra[1]);
+  const std::span<const std::byte> buffer(bytes, *static_cast<const std::size_t*>(extra[3]));
+  const std::lock_guard lock(state().mutex);
+  if (Node* const node = captured_on(config->stream); node != nullptr) {
+    node->function = function, node->config = *config;
+    node->attributes.assign(attributes.begin(), attributes.end());
+    node->arguments.assign(buffer.begin(), buffer.end());
+    node->bytes = buffer.size();
+    std::memcpy(node->extra, extra, sizeof node->extra);
+    node->extra[1] = node->arguments.data(), node->extra[3] = &node->bytes;
+    return kSuccess;
+  }
+  std::string line = *reinterpret_cast<const std::string*>(function);
+  line += " " + std::to_string(reinterpret_cast<std::uintptr_t>(config->stream));
+  line += " " + std::to_string(config->grid_x) + " " + cluster;
+  for (std::size_t byte = 0; byte + 8 <= buffer.size(); byte += 8) {
+    std::uint64_t word = 0;
+    std::memcpy(&word, buffer.data() + byte, 8);
+    line += " " + std::to_string(word);
+  }
+  state().calls += line + "\n";
+  return state().fatal;
 }
 
 // Refuses what the driver refuses: addresses and strides that are no multiples of 16 bytes, strides from 2^40 on, box
@@ -376,6 +424,8 @@ Result cuStreamEndCapture(Stream, Graph* graph) {
   state().capturing = nullptr;
   state().nodes[*graph].swap(state().captured);
   state().captured.clear();
+  state().graphs[*graph].swap(state().in_graph);
+  state().in_graph.clear();
   return kSuccess;
 }
 Result cuGraphInstantiateWithFlags(GraphExec* exec, Graph graph, unsigned long long) {
@@ -395,9 +445,32 @@ Result cuGraphLaunch(GraphExec exec, Stream stream) {
 }
 Result cuGraphExecDestroy(GraphExec) { return has_graphs() ? kSuccess : kNotSupported; }
 Result cuGraphDestroy(Graph) { return has_graphs() ? kSuccess : kNotSupported; }
-Result cuGraphGetNodes(Graph, GraphNode*, std::size_t* count) {
+Result cuGraphGetNodes(Graph graph, GraphNode* nodes, std::size_t* count) {
   if (!has_graphs()) return kNotSupported;
-  return *count = 0, kSuccess;
+  const std::vector<Node*>& all = state().graphs[graph];
+  for (std::size_t i = 0; nodes != nullptr && i < all.size(); ++i) nodes[i] = reinterpret_cast<GraphNode>(all[i]);
+  return *count = all.size(), kSuccess;
+}
+Result cuGraphNodeGetType(GraphNode node, int* type) {
+  constexpr int kKernel = 0, kFill = 2;
+  return *type = reinterpret_cast<const Node*>(node)->function != nullptr ? kKernel : kFill, kSuccess;
+}
+Result cuGraphKernelNodeGetParams_v2(GraphNode node, KernelNodeParams* params) {
+  auto& kernel = *reinterpret_cast<Node*>(node);
+  const LaunchConfig& c = kernel.config;
+  *params = {kernel.function, c.grid_x,       c.grid_y, c.grid_z,     c.block_x, c.block_y,
+             c.block_z,       c.shared_bytes, nullptr,  kernel.extra, nullptr,   nullptr};
+  return kSuccess;
+}
+Result cuGraphKernelNodeGetAttribute(GraphNode node, int id, LaunchAttributeValue* value) {
+  *value = {};
+  for (const LaunchAttribute& attribute : reinterpret_cast<const Node*>(node)->attributes) {
+    if (attribute.id == id) *value = attribute.value;
+  }
+  return kSuccess;
+}
+Result cuGraphMemsetNodeGetParams(GraphNode node, MemsetParams* params) {
+  return *params = reinterpret_cast<const Node*>(node)->fill, kSuccess;
 }
 
 #define REFUSED(name) \
@@ -405,10 +478,7 @@ Result cuGraphGetNodes(Graph, GraphNode*, std::size_t* count) {
 REFUSED(cuStreamWriteValue64_v2)
 REFUSED(cuUserObjectCreate)
 REFUSED(cuGraphRetainUserObject)
-REFUSED(cuGraphNodeGetType)
-REFUSED(cuGraphKernelNodeGetParams_v2)
 REFUSED(cuGraphExecKernelNodeSetParams_v2)
-REFUSED(cuGraphMemsetNodeGetParams)
 REFUSED(cuGraphExecMemsetNodeSetParams)
 REFUSED(cuGraphMemcpyNodeGetParams)
 REFUSED(cuGraphExecMemcpyNodeSetParams)
