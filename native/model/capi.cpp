@@ -64,6 +64,7 @@ untorch_load_options read_options(const untorch_load_options& given) {
                                        offsetof(untorch_load_options, tf32),
                                        offsetof(untorch_load_options, spin_us),
                                        offsetof(untorch_load_options, weights),
+                                       offsetof(untorch_load_options, cuda_graphs),
                                        sizeof(untorch_load_options)};
   constexpr std::size_t kFirst = kVersions[0], kKnown = sizeof(untorch_load_options), kMost = 4096;
   const std::size_t size = given.struct_size;
@@ -105,6 +106,7 @@ Options options_of(const untorch_load_options* given) {
   options.copy = read_flag("copy", known.copy);
   options.load.copy = options.copy;
   if (known.weights != nullptr) options.load.weights = known.weights;
+  options.load.cuda_graphs = known.cuda_graphs;
   check(known.tf32 >= UNTORCH_TF32_AS_EXPORTED && known.tf32 <= UNTORCH_TF32_ALWAYS,
         "untorch_load_options: tf32 must be an untorch_tf32, got ", known.tf32);
   check(known.spin_us >= -1 && known.spin_us <= untorch::threads::kMaxSpinMicroseconds,

@@ -244,6 +244,17 @@ untorch_status untorch_graph_run(untorch_graph* graph, const untorch_view* input
   });
 }
 
+untorch_status untorch_method_graphs(untorch_method* method, size_t* count, const char** refusal) {
+  return guarded([&] {
+    check(count != nullptr && refusal != nullptr, "untorch_method_graphs: count or refusal is null");
+    thread_local std::string text;
+    untorch::GraphCache::Report report = method->method->graphs();
+    text = std::move(report.refusal);
+    *count = report.graphs;
+    *refusal = text.c_str();
+  });
+}
+
 int32_t untorch_graph_writes(const untorch_graph* graph, size_t input) { return graph->graph.writes(input) ? 1 : 0; }
 
 void untorch_graph_free(untorch_graph* graph) { delete graph; }

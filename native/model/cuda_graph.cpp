@@ -41,6 +41,7 @@ std::size_t reach(const Tensor& t) {
   return static_cast<std::size_t>(storage_extent(t.sizes(), t.strides())) * element_size(t.dtype());
 }
 
+bool is_defined(const TensorPtr& t) { return t != nullptr && t->defined(); }
 bool is_on_device(const Tensor& t) { return t.device().type == DeviceType::kCUDA; }
 
 }  // namespace
@@ -49,8 +50,11 @@ CudaGraph::Memory::~Memory() {
   if (last != nullptr) (void)cuda::driver().event_destroy(last);
 }
 
-CudaGraph::CudaGraph(Method& method, std::span<const untorch_view> inputs, CudaGraph* shares)
-    : method_(method), container_(method.container()), device_(method.device().index) {
+CudaGraph::CudaGraph(Method& method, std::span<const untorch_view> inputs, CudaGraph* shares, Outputs outputs)
+    : method_(method),
+      container_(method.container()),
+      device_(method.device().index),
+      copies_(outputs == Outputs::kCopies) {
   if (method.device().type != DeviceType::kCUDA) {
     throw_error(ErrorKind::kUnsupported, "method '", method.spec().name,
                 "' runs on the CPU: CUDA graphs are for methods compiled for CUDA");
@@ -358,7 +362,7 @@ void CudaGraph::run(std::span<const untorch_view> inputs, std::span<TensorPtr> o
   const cuda::StreamScope scope(device_, stream);
   const std::lock_guard lock(mutex_);
   std::unique_lock shared_lock(memory_->mutex, std::defer_lock);
-  if (memory_->shared) shared_lock.lock();
+  if (memory_->shared || copies_) shared_lock.lock();
   const cuda::Driver& api = cuda::driver();
   std::vector<bool> in_place(inputs.size(), false);
   bool fills = false;
@@ -413,6 +417,10 @@ void CudaGraph::run(std::span<const untorch_view> inputs, std::span<TensorPtr> o
       const profile::Range range(profile::Kind::kReplay, method_.spec().name.c_str(), true, stream);
       cuda::check_driver(api.graph_launch(exec_, stream), "launching the graph");
     }
+    for (std::size_t o = 0; copies_ && o < outputs.size(); ++o) {
+      const bool own = is_defined(captured_.outputs[o]) && alias_of(o, in_place) < 0;
+      outputs[o] = own ? copy_of(*captured_.outputs[o], stream) : nullptr;
+    }
     if (in_order) {
       cuda::Event& last = memory_->last;
       if (last == nullptr) cuda::check_driver(api.event_create(&last, cuda::kEventDisableTiming), "replaying");
@@ -425,19 +433,42 @@ void CudaGraph::run(std::span<const untorch_view> inputs, std::span<TensorPtr> o
   }
   for (std::size_t o = 0; o < outputs.size(); ++o) {
     aliases[o] = -1;
-    if (!captured_.outputs[o]) continue;
+    if (!is_defined(captured_.outputs[o])) continue;
     const Tensor& output = *captured_.outputs[o];
-    if (!output.defined()) continue;
-    outputs[o] = std::make_unique<Tensor>(output);
-    for (std::size_t i = 0; i < inputs.size(); ++i) {
-      if (output.storage().get() != captured_.inputs[i]->storage().get() || !in_place[i]) continue;
-      const TensorPtr source = borrow_view(inputs[i]);
+    aliases[o] = alias_of(o, in_place);
+    if (aliases[o] >= 0) {
+      const TensorPtr source = borrow_view(inputs[static_cast<std::size_t>(aliases[o])]);
       outputs[o] = std::make_unique<Tensor>(source->storage(), output.storage_offset(), output.dtype(), output.sizes(),
                                             output.strides());
-      aliases[o] = static_cast<std::int32_t>(i);
+    } else if (!copies_) {
+      outputs[o] = std::make_unique<Tensor>(output);
+      if (output.storage()->borrowed()) outputs[o] = keep_container(std::move(outputs[o]), container_);
     }
-    if (aliases[o] < 0 && output.storage()->borrowed()) outputs[o] = keep_container(std::move(outputs[o]), container_);
   }
+}
+
+std::int32_t CudaGraph::alias_of(std::size_t output, const std::vector<bool>& in_place) const {
+  const Storage* const storage = captured_.outputs[output]->storage().get();
+  for (std::size_t i = captured_.inputs.size(); i-- > 0;) {
+    if (in_place[i] && storage == captured_.inputs[i]->storage().get()) return static_cast<std::int32_t>(i);
+  }
+  return -1;
+}
+
+TensorPtr CudaGraph::copy_of(const Tensor& output, cuda::Stream stream) const {
+  if (!is_on_device(output)) {  // as it was when the call was captured
+    TensorPtr kept = Tensor::empty_strided(output.sizes(), output.strides(), output.dtype());
+    copy_cpu(*kept, output);
+    return kept;
+  }
+  const std::size_t bytes = reach(output);
+  const StorageRef copy = cuda::allocate(bytes, device_);
+  if (bytes != 0) {
+    cuda::check_driver(
+        cuda::driver().memcpy_async(reinterpret_cast<cuda::DevicePtr>(copy->data()), address(output), bytes, stream),
+        "copying an output of the graph");
+  }
+  return std::make_unique<Tensor>(copy, 0, output.dtype(), output.sizes(), output.strides());
 }
 
 }  // namespace untorch

@@ -1,6 +1,7 @@
 // One call of a CUDA method as a CUDA graph, replayed for the price of one launch.
 #pragma once
 
+#include <cstdint>
 #include <memory>
 #include <mutex>
 #include <span>
@@ -19,13 +20,16 @@ class CudaGraph {
   // kUnsupported for a model that has to look at results in between.
   // shares: another graph on the same device, whose memory serves this one, too. Their replays are in order, whatever
   // streams they are on, and each overwrites the outputs of all. May be null.
-  CudaGraph(Method& method, std::span<const untorch_view> inputs, CudaGraph* shares = nullptr);
+  // kCopies: a replay gives outputs in memory of their own, and replays are in order in any case.
+  enum class Outputs : std::uint8_t { kViews, kCopies };
+  CudaGraph(Method& method, std::span<const untorch_view> inputs, CudaGraph* shares = nullptr,
+            Outputs outputs = Outputs::kViews);
   ~CudaGraph();
   CudaGraph(const CudaGraph&) = delete;
   CudaGraph& operator=(const CudaGraph&) = delete;
 
-  // Replays on the call stream. Outputs are new handles on the graph's own memory, which the next replay overwrites;
-  // aliases[i]: the input whose memory output i is, or -1.
+  // Replays on the call stream. Outputs are new handles on the graph's own memory, which the next replay overwrites, or
+  // copies; aliases[i]: the input whose memory output i is, or -1.
   void run(std::span<const untorch_view> inputs, std::span<TensorPtr> outputs, std::span<std::int32_t> aliases);
   std::size_t num_outputs() const noexcept { return captured_.outputs.size(); }
   // Inputs that a replay reads where they lie, without a copy.
@@ -67,6 +71,10 @@ class CudaGraph {
   Captured capture(std::span<const untorch_view> inputs, std::shared_ptr<cuda::Arena> arena, cuda::Arena& input_arena);
   // The outputs keep the arena from then on, and leave their blocks to the next capture.
   void lend_outputs();
+  // The input whose memory the output is; -1: the graph's own, or a weight's.
+  std::int32_t alias_of(std::size_t output, const std::vector<bool>& in_place) const;
+  // Enqueues the copy.
+  TensorPtr copy_of(const Tensor& output, cuda::Stream stream) const;
   void find_inputs(const Captured& other);
   bool compare(std::size_t index, const cuda::AddressNode& mine, const cuda::AddressNode& theirs,
                const Captured& other);
@@ -79,6 +87,7 @@ class CudaGraph {
   Method& method_;
   std::shared_ptr<Container> container_;
   int device_;
+  const bool copies_;
   std::shared_ptr<Memory> memory_;
   Captured captured_;
   std::vector<cuda::AllocationRecord> log_, other_log_;

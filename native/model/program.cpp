@@ -74,6 +74,7 @@ Method::Method(std::shared_ptr<const Archive> archive, std::shared_ptr<const Man
       library_(std::make_shared<MethodLibrary>(archive_, spec)),
       buffers_(changes_buffers(spec) ? std::move(buffers) : nullptr),
       owner_("program"),
+      graphs_(options.cuda_graphs == 0 ? nullptr : std::make_unique<GraphCache>(*this, options.cuda_graphs)),
       ring_(std::move(ring)) {}
 
 Method::Method(Method& shared, std::shared_ptr<MutableBuffers> buffers)
@@ -86,6 +87,9 @@ Method::Method(Method& shared, std::shared_ptr<MutableBuffers> buffers)
       buffers_(shared.buffers_ ? std::move(buffers) : nullptr),
       shared_(buffers_ ? nullptr : &shared),
       owner_("session"),
+      graphs_(shared_ != nullptr || options_.cuda_graphs == 0
+                  ? nullptr
+                  : std::make_unique<GraphCache>(*this, options_.cuda_graphs)),
       ring_(std::make_shared<cuda::UploadRing>()) {}
 
 std::shared_ptr<Container> Method::container() {
@@ -128,8 +132,15 @@ std::string_view Method::source() const {
   return archive_->contains(name) ? archive_->text(name) : std::string_view();
 }
 
+GraphCache::Report Method::graphs() {
+  GraphCache* const cache = shared_ != nullptr ? shared_->graphs_.get() : graphs_.get();
+  if (cache == nullptr) return {0, "the program was loaded without cuda_graphs"};
+  return cache->report();
+}
+
 void Method::close() noexcept {
   const fork::Uncut uncut;
+  if (graphs_ != nullptr) graphs_->clear();
   const std::lock_guard lock(mutex_);
   closed_ = true;
   container_.reset();
@@ -153,6 +164,15 @@ void Method::run(std::span<const untorch_view> inputs, std::span<TensorPtr> outp
   check_inputs(inputs, *container);
   check(outputs.size() == container->num_outputs() && aliases.size() == outputs.size(), "method '", spec_.name,
         "': expected room for ", container->num_outputs(), " outputs");
+  GraphCache* const graphs = shared_ != nullptr ? shared_->graphs_.get() : graphs_.get();
+  const auto check_files = [&] {
+    archive_->file()->check_whole();
+    for (const ExternalFile& external : manifest_->external_files) external.file->check_whole();
+  };
+  if (graphs != nullptr && graphs->run(inputs, outputs, aliases)) {
+    check_files();
+    return;
+  }
 
   SmallVector<StorageRef, 8> storages(inputs.size());
   if (device_.type == DeviceType::kCUDA) {
@@ -160,8 +180,7 @@ void Method::run(std::span<const untorch_view> inputs, std::span<TensorPtr> outp
   } else {
     run_cpu(*container, inputs, {storages.data(), storages.size()}, outputs);
   }
-  archive_->file()->check_whole();
-  for (const ExternalFile& external : manifest_->external_files) external.file->check_whole();
+  check_files();
 
   for (std::size_t i = 0; i < outputs.size(); ++i) {
     aliases[i] = -1;
@@ -237,6 +256,8 @@ Program::Program(std::shared_ptr<const Archive> archive, Manifest manifest, cons
         ", got ", options.num_threads);
   check(options.spin_us >= -1 && options.spin_us <= threads::kMaxSpinMicroseconds, "spin_us must be from -1 to ",
         threads::kMaxSpinMicroseconds, ", got ", options.spin_us);
+  check(options.cuda_graphs <= kMaxParallel, "cuda_graphs must be from 0 to ", kMaxParallel, ", got ",
+        options.cuda_graphs);
   const std::string& path = archive_->file()->path();
   open_external_weights(*archive_, manifest, options.weights, options.copy);
   const bool verify = options.verify || environment_asks_to_verify();

@@ -10,6 +10,7 @@
 
 #include "base/fork.h"
 #include "model/container.h"
+#include "model/graph_cache.h"
 #include "model/view.h"
 
 namespace untorch {
@@ -19,6 +20,7 @@ struct LoadOptions {
   std::size_t num_runners = 1;      // calls of one method that may run at the same time
   int num_threads = 0;              // OpenMP threads of a call; 0: OpenMP's own choice
   int spin_us = -1;                 // that a thread of a call spins before it sleeps; -1: UNTORCH_SPIN_US
+  std::size_t cuda_graphs = 0;      // that a method keeps of its calls, for as many shapes of inputs
   bool dequantize_weights = false;  // also keep int4 and NVFP4 weights dequantized on GPUs
   bool verify = false;              // compare every entry with its digest first; UNTORCH_VERIFY=1 does, too
   bool verify_external = false;     // those weights beside the file alone: a trust policy accepted the manifest
@@ -68,6 +70,8 @@ class Method {
   // On CUDA it returns when everything is enqueued on the call stream (cuda/stream.h); inputs in the CPU's memory are
   // copied to the device in the stream's order.
   void run(std::span<const untorch_view> inputs, std::span<TensorPtr> outputs, std::span<std::int32_t> aliases);
+  // Of LoadOptions::cuda_graphs.
+  GraphCache::Report graphs();
   void close() noexcept;
   // Lets go of the library, for all sessions; for when the program is closed.
   void release_library() noexcept { library_->release(); }
@@ -99,6 +103,7 @@ class Method {
   Method* shared_ = nullptr;                 // whose container this one uses
   const char* const owner_;                  // "program" or "session", for messages
   ProxyExecutor proxy_;
+  const std::unique_ptr<GraphCache> graphs_;  // null: none are kept, or shared_ has them
   void open_container();
 
   fork::Mutex mutex_;

@@ -170,6 +170,12 @@ class Method {
     return type == 0 ? "cpu" : "cuda:" + std::to_string(index);
   }
 
+  std::pair<std::size_t, std::string> graphs() const {
+    std::size_t count = 0;
+    const char* refusal = "";
+    check(untorch_method_graphs(method_, &count, &refusal));
+    return {count, refusal};
+  }
   std::string gpu_architecture() const { return untorch_method_gpu_architecture(method_); }
 
   // A CUDA graph of the call on these arrays. `keeper` gets what kernels gave: the graph reads it at every replay.

@@ -1,6 +1,7 @@
 // untorch._core: Program, Session, Method and Graph over the C interface. Calls are served here altogether.
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/optional.h>
+#include <nanobind/stl/pair.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
@@ -66,7 +67,7 @@ class Program {
  public:
   Program(const Archive& archive, const nb::object& device, std::size_t num_runners, int num_threads, bool dequantize,
           bool verify, const nb::object& tf32, const nb::object& spin_us, bool copy,
-          const std::optional<nb::bytes>& weights) {
+          const std::optional<nb::bytes>& weights, std::size_t cuda_graphs) {
     std::string device_name;
     untorch_load_options options{sizeof(untorch_load_options),
                                  nullptr,
@@ -79,7 +80,8 @@ class Program {
                                  : nb::cast<bool>(tf32) ? UNTORCH_TF32_ALWAYS
                                                         : UNTORCH_TF32_NEVER,
                                  0,
-                                 weights ? weights->c_str() : nullptr};
+                                 weights ? weights->c_str() : nullptr,
+                                 cuda_graphs};
     // C's 0 is the default, and its -1 is no spinning.
     if (!spin_us.is_none()) options.spin_us = nb::cast<int>(spin_us) == 0 ? -1 : nb::cast<int>(spin_us);
     if (!device.is_none()) {
@@ -170,7 +172,8 @@ NB_MODULE(_core, m) {
       .def("flatten", &Method::flatten)
       .def("run", &Method::run, nb::arg("inputs"))
       .def_prop_ro("device", &Method::device)
-      .def_prop_ro("gpu_architecture", &Method::gpu_architecture);
+      .def_prop_ro("gpu_architecture", &Method::gpu_architecture)
+      .def("graphs", &Method::graphs);
 
   nb::class_<Graph>(m, "Graph", nb::type_slots(graph_slots))
       .def(nb::init<const nb::object&, const nb::object&, const nb::object&>(), nb::arg("method"), nb::arg("inputs"),
@@ -188,10 +191,10 @@ NB_MODULE(_core, m) {
 
   nb::class_<Program>(m, "Program")
       .def(nb::init<const Archive&, const nb::object&, std::size_t, int, bool, bool, const nb::object&,
-                    const nb::object&, bool, const std::optional<nb::bytes>&>(),
+                    const nb::object&, bool, const std::optional<nb::bytes>&, std::size_t>(),
            nb::arg("archive"), nb::arg("device").none(), nb::arg("num_runners"), nb::arg("num_threads"),
            nb::arg("dequantize_weights"), nb::arg("verify"), nb::arg("tf32").none(), nb::arg("spin_us").none(),
-           nb::arg("copy") = false, nb::arg("weights") = nb::none())
+           nb::arg("copy") = false, nb::arg("weights") = nb::none(), nb::arg("cuda_graphs") = 0)
       .def("methods", &Program::methods)
       .def("entry", &Program::entry)
       .def("memory", &Program::memory)

@@ -29,7 +29,7 @@ int main(void) {
   const int64_t one = 1;
   float value = 0;
   untorch_view view = {&value, UNTORCH_FLOAT32, UNTORCH_CPU, -1, 1, &one, &one, 0};
-  untorch_load_options options = {sizeof options, NULL, 1, 0, 0, 0, 0, UNTORCH_TF32_NEVER, -1, NULL};
+  untorch_load_options options = {sizeof options, NULL, 1, 0, 0, 0, 0, UNTORCH_TF32_NEVER, -1, NULL, 0};
   return is_float(&view) && options.struct_size == sizeof(untorch_load_options) ? 0 : 1;
 }
 """,
@@ -137,13 +137,15 @@ class Options(ctypes.Structure):
         ("tf32", ctypes.c_int32),
         ("spin_us", ctypes.c_int32),
         ("weights", ctypes.c_char_p),
+        ("cuda_graphs", ctypes.c_size_t),
         ("later", ctypes.c_int64),
     )
 
 
 KNOWN = Options.later.offset
-FIRST, SECOND, THIRD, FOURTH, FIFTH = (
-    getattr(Options, name).offset for name in ("dequantize_weights", "verify", "tf32", "spin_us", "weights")
+FIRST, SECOND, THIRD, FOURTH, FIFTH, SIXTH = (
+    getattr(Options, name).offset
+    for name in ("dequantize_weights", "verify", "tf32", "spin_us", "weights", "cuda_graphs")
 )
 Open = Callable[..., tuple[int, str]]
 
@@ -182,6 +184,8 @@ def test_options_of_the_library_s_own_size_are_read(open_with: Open) -> None:
     for spin_us in (-2, 1_000_001):
         text = f"untorch_load_options: spin_us must be from -1 to 1000000, got {spin_us}"
         assert open_with(KNOWN, spin_us=spin_us) == (2, text)
+    assert open_with(KNOWN, cuda_graphs=1024) == (0, "")
+    assert open_with(KNOWN, cuda_graphs=1025) == (2, "cuda_graphs must be from 0 to 1024, got 1025")
     status, text = open_with(KNOWN, weights=b"/tmp")
     assert status == 2 and text.endswith("affine.pt2 has all of its own: leave weights out")
 
@@ -195,6 +199,7 @@ def test_a_smaller_struct_is_an_older_header(open_with: Open) -> None:
     assert open_with(THIRD, tf32=3) == (0, "") and open_with(THIRD, copy=2)[0] == 2
     assert open_with(FOURTH, spin_us=-2) == (0, "") and open_with(FOURTH, tf32=3)[0] == 2
     assert open_with(FIFTH, weights=b"/tmp") == (0, "") and open_with(FIFTH, spin_us=-2)[0] == 2
+    assert open_with(SIXTH, cuda_graphs=1025) == (0, "") and open_with(SIXTH, weights=b"/tmp")[0] == 2
     assert open_with(FIRST, num_threads=-1)[0] == 2  # the first version's fields are read
     for size in (0, 8, FIRST - 1):
         status, text = open_with(size)

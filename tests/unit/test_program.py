@@ -36,6 +36,12 @@ def expected(x: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
         ({"num_threads": -1}, ValueError, "load: num_threads: expected an integer from 0 to 1024, got -1"),
         ({"num_threads": 1.5}, TypeError, "load: num_threads: expected an integer from 0 to 1024, got 1.5"),
         (
+            {"cuda_graphs": -1},
+            ValueError,
+            "load: cuda_graphs: expected an integer from 0 to 1024, got -1",
+        ),
+        ({"cuda_graphs": True}, TypeError, "load: cuda_graphs: expected an integer from 0 to 1024, got True"),
+        (
             {"spin_us": -1},
             ValueError,
             "load: spin_us: expected an integer from 0 to 1000000 (microseconds), or None, got -1",

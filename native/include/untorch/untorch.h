@@ -105,6 +105,7 @@ typedef struct untorch_load_options {
                         * 0: UNTORCH_SPIN_US of the environment, else 100 */
   const char* weights; /* of a file that takes weights from .safetensors files: that file, or the folder of several;
                         * NULL: the folder of the package, then UNTORCH_WEIGHTS of the environment */
+  size_t cuda_graphs;  /* of calls that each method on a GPU captures and replays, for as many shapes of inputs */
 } untorch_load_options;
 
 /* TF32 rounds float32 operands to 10 bits of mantissa, for the tensor cores. */
@@ -222,6 +223,11 @@ UNTORCH_API untorch_status untorch_method_device(untorch_method* method, int32_t
 
 /* The GPU architecture of the method's code, such as "sm_90"; "" for a method of the CPU, or if it is unknown. */
 UNTORCH_API const char* untorch_method_gpu_architecture(const untorch_method* method);
+/* With untorch_load_options.cuda_graphs, a call on inputs of shapes and strides that came before is captured as a
+ * graph, and replayed from then on. Its outputs are copies, so that nothing overwrites them. How many graphs the method
+ * has now; and why further calls are not captured, "" if they are. The text is valid until the thread's next call of
+ * this. */
+UNTORCH_API untorch_status untorch_method_graphs(untorch_method* method, size_t* count, const char** refusal);
 
 /* The GPUs of this machine as JSON text (a list of objects: name, compute capability, memory, …), or an object with
  * "error" that says why there are none; valid until the thread's next call of it. Never fails. */

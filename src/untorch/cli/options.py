@@ -13,6 +13,7 @@ import typer
 __all__ = [
     "ArchOption",
     "CpuOption",
+    "CudaGraphsOption",
     "DebugOption",
     "DequantizeWeightsOption",
     "DeviceOption",
@@ -77,6 +78,15 @@ SpinUsOption = Annotated[
 ]  # fmt: skip
 NumRunnersOption = Annotated[
     int | None, typer.Option("--num-runners", metavar="N", min=1, help="Concurrent calls of a method; others wait.")
+]
+CudaGraphsOption = Annotated[
+    int,
+    typer.Option(
+        "--cuda-graphs",
+        metavar="N",
+        min=0,
+        help="On a GPU: of how many shapes of inputs a method keeps a CUDA graph, which later calls replay.",
+    ),
 ]
 DequantizeWeightsOption = Annotated[
     bool, typer.Option("--dequantize-weights", help="Also keep int4 and NVFP4 weights dequantized on the GPU.")

@@ -17,6 +17,7 @@ from untorch.cli.language_model import (
     SpeculativeOption,
 )
 from untorch.cli.options import (
+    CudaGraphsOption,
     DebugOption,
     DeviceOption,
     JsonOption,
@@ -107,6 +108,7 @@ def serve(
     ] = 32 * 2**20,
     num_runners: NumRunnersOption = None,
     num_threads: NumThreadsOption = 0,
+    cuda_graphs: CudaGraphsOption = 0,
     device: DeviceOption = None,
     kv_memory: KvMemoryOption = None,
     snapshot_memory: SnapshotMemoryOption = None,
@@ -194,6 +196,7 @@ def serve(
         max_pixels=max_pixels,
         num_runners=num_runners or 1,
         num_threads=num_threads,
+        cuda_graphs=cuda_graphs,
         device=device,
         kv_memory=kv_memory,
         snapshot_memory=snapshot_memory,

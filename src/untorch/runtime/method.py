@@ -126,6 +126,14 @@ class Method:
 
         return submit(self, self._lane(), args, kwargs)
 
+    @property
+    def graphs(self) -> tuple[int, str]:
+        """With ``load(…, cuda_graphs=N)``: how many graphs there are now, and why further calls are not captured.
+
+        The text is empty where they are.
+        """
+        return self._core.graphs()
+
     def graph(self, *args: Any, **kwargs: Any) -> Graph:
         """Capture a call with arguments of these shapes as a CUDA graph, which replays for the price of one launch.
 

@@ -41,6 +41,7 @@ def load(
     num_runners: int = 1,
     num_threads: int = 0,
     spin_us: int | None = None,
+    cuda_graphs: int = 0,
     dequantize_weights: bool = False,
     tf32: bool | None = None,
     verify: bool = False,
@@ -68,6 +69,10 @@ def load(
         spin_us: Microseconds that a thread of a call spins when it waits, for work or for the call's other threads,
             before it sleeps; up to 1,000,000. 0 leaves the CPU to others at once, more answers frequent calls sooner.
             None: ``UNTORCH_SPIN_US``, else 100.
+        cuda_graphs: On a GPU, of how many shapes of inputs each method keeps a CUDA graph, up to 1024. A call on shapes
+            that came before is captured, and replayed from then on. Outputs are copies: nothing overwrites them.
+            Replays of a method run one after another. ``Method.graphs`` says how many there are, and why there are
+            none.
         dequantize_weights: On a GPU, also keep the weights of int4 and NVFP4 linear layers dequantized to the dtype of
             the activations. GEMMs with large M are then as fast as in an unquantised model, for 2 bytes more a weight
             (in float32 4).
@@ -94,7 +99,9 @@ def load(
         InvalidArgumentError: An argument has a wrong value. Also a ValueError.
         OutOfMemoryError: There is not enough memory, or address space, for the file. Also a MemoryError.
     """
-    check_load_options(device, num_runners, num_threads, dequantize_weights, verify, copy, tf32, spin_us, weights)
+    check_load_options(
+        device, num_runners, num_threads, dequantize_weights, verify, copy, tf32, spin_us, weights, cuda_graphs
+    )
     requirements = []
     if trust is not None or "UNTORCH_TRUST" in os.environ:
         from untorch.trust.check import policies_of
@@ -111,6 +118,7 @@ def load(
     try:
         core = _core.Program(
             archive, device, num_runners, num_threads, dequantize_weights, verify, tf32, spin_us, copy, where,
+            cuda_graphs,
         )  # fmt: skip
     except FileOpenError as error:  # of a .safetensors file
         error.filename = path if weights is None else os.fspath(weights)
@@ -120,6 +128,7 @@ def load(
         "num_runners": num_runners,
         "num_threads": num_threads,
         "spin_us": spin_us,
+        "cuda_graphs": cuda_graphs,
         "dequantize_weights": dequantize_weights,
         "tf32": tf32,
         "verify": verify,

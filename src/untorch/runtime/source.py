@@ -57,11 +57,13 @@ def check_load_options(
     tf32: Any,
     spin_us: Any,
     weights: Any = None,
+    cuda_graphs: Any = 0,
 ) -> None:
     """Raises ArgumentTypeError or InvalidArgumentError for a wrong option of ``load``."""
     for name, value, least, most, otherwise in (
         ("num_runners", num_runners, 1, _MAX_PARALLEL, ""),
         ("num_threads", num_threads, 0, _MAX_PARALLEL, ""),
+        ("cuda_graphs", cuda_graphs, 0, _MAX_PARALLEL, ""),
         ("spin_us", 0 if spin_us is None else spin_us, 0, _MAX_SPIN, " (microseconds), or None"),
     ):
         text = f"load: {name}: expected an integer from {least} to {most}{otherwise}, got {value!r}"

@@ -60,6 +60,7 @@ class ServeOptions:
         device: As for ``untorch.load``.
         num_runners: As for ``untorch.load``: concurrent calls of a method.
         num_threads: As for ``untorch.load``.
+        cuda_graphs: As for ``untorch.load``.
         trust: The path of a trust policy that has to accept each package.
         kv_memory: As for ``untorch.llm.Engine``; so are snapshot_memory and the four of speculative decoding, where
             None is its default.
@@ -105,6 +106,7 @@ class ServeOptions:
     device: str | None = None
     num_runners: int = 1
     num_threads: int = 0
+    cuda_graphs: int = 0
     trust: str | None = None
     kv_memory: str | None = None
     snapshot_memory: str | None = None
@@ -123,7 +125,7 @@ class ServeOptions:
         for name, low, high in (
             ("port", 0, 65535), ("grpc_port", 0, 65535), ("workers", 1, 1024), ("max_body", 1, None),
             ("max_pixels", 1, None), ("max_batch_size", 1, None), ("max_queue", 1, None), ("num_runners", 1, 1024),
-            ("max_connections", 1, None),
+            ("cuda_graphs", 0, 1024), ("max_connections", 1, None),
             ("poll", 0, 86400), ("max_wait", 0, 60), ("timeout", 0, None), ("llm_timeout", 0, None), ("drain", 0, None),
             ("header_timeout", 0.01, None), ("body_timeout", 0.01, None), ("write_timeout", 0.01, None),
             ("max_audio", 1, None),

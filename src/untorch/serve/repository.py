@@ -330,7 +330,7 @@ class Repository:
         begin = time.perf_counter()
         program = untorch.load(
             path, device=options.device, num_runners=options.num_runners, num_threads=options.num_threads,
-            trust=options.trust,
+            cuda_graphs=options.cuda_graphs, trust=options.trust,
         )  # fmt: skip
         package = Package(name, path, {}, program)
         try:

@@ -20,7 +20,10 @@ from untorch.runtime.program import load
 __all__ = ["TritonPythonModel"]
 
 PACKAGE = "model.pt2"
-_OPTIONS = ("device", "num_runners", "num_threads", "spin_us", "dequantize_weights", "tf32", "verify", "copy", "trust")
+_OPTIONS = (
+    "device", "num_runners", "num_threads", "spin_us", "cuda_graphs", "dequantize_weights", "tf32", "verify", "copy",
+    "trust",
+)  # fmt: skip
 _KNOWN = ("method", *_OPTIONS)
 
 
