@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from untorch.cli.options import (
+    CudaGraphsOption,
     DebugOption,
     DequantizeWeightsOption,
     DeviceOption,
@@ -78,6 +79,7 @@ def bench(
         Path | None,
         typer.Option("--plot", metavar="PATH", help="Plot the figures to a file: .svg; errors also to .png and .pdf."),
     ] = None,
+    cuda_graphs: CudaGraphsOption = 0,
     dequantize_weights: DequantizeWeightsOption = False,
     tf32: Tf32Option = None,
     weights: WeightsOption = None,
@@ -109,8 +111,8 @@ def bench(
         _measure_one(
             file, method, texts, dim_texts, seed, plan, cuda_graph, latencies,
             {"device": device, "num_runners": num_runners or concurrency, "num_threads": count,
-             "spin_us": spin_us, "dequantize_weights": dequantize_weights, "tf32": tf32, "weights": weights,
-             "trust": trust},
+             "spin_us": spin_us, "cuda_graphs": cuda_graphs, "dequantize_weights": dequantize_weights, "tf32": tf32,
+             "weights": weights, "trust": trust},
         )
         for count in counts
     ]  # fmt: skip
@@ -121,6 +123,7 @@ def bench(
         "method": first["method"],
         "device": first["device"],
         "graph": cuda_graph,
+        "cuda_graphs": cuda_graphs,
         "dequantize_weights": dequantize_weights,
         "tf32": tf32,
         "spin_us": spin_us,

@@ -21,7 +21,7 @@ def test_json_document(cli: Callable[..., Any], package: Path) -> None:
     assert done.code == 0, done.err
     document = done.document()
     assert set(document) == {
-        "file", "file_bytes", "method", "device", "graph", "dequantize_weights", "tf32", "spin_us", "untorch", "cpu_level", "inputs", "warmup",
+        "file", "file_bytes", "method", "device", "graph", "cuda_graphs", "dequantize_weights", "tf32", "spin_us", "untorch", "cpu_level", "inputs", "warmup",
         "concurrency", "runners", "results", "note", "cold", "plot",
     }  # fmt: skip
     assert document["file_bytes"] == package.stat().st_size
