@@ -21,6 +21,7 @@ from untorch.export.coverage import (
     kernel_targets,
     raise_if_missing,
     refuse_complex_convolutions,
+    refuse_custom_operators,
     refuse_other_devices,
 )
 from untorch.export.dimension_names import dimension_names, rename_dimensions
@@ -221,6 +222,7 @@ def _run_passes(method: Method, show: Callable[[str], None] | None = None) -> li
     if method.traced.notes:
         passes = [PassReport("torch_export", changed=method.traced.notes), *passes]
     target.check_graph(method, passes)
+    refuse_custom_operators(method.module.graph, f"method {method.name!r}", target.device)
     return passes
 
 

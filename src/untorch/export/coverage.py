@@ -27,6 +27,7 @@ __all__ = [
     "find_missing",
     "origins_in_wrapper",
     "refuse_complex_convolutions",
+    "refuse_custom_operators",
     "refuse_other_devices",
     "sm_number",
     "source_line",
@@ -64,6 +65,11 @@ _LIBRARY_CODE = (
     "/untorch/torch_compile/",
     "<",
 )
+# Namespaces of PyTorch's operators, and ours, all of which Inductor knows.
+_OF_TORCH = frozenset({
+    "aten", "export", "inductor", "inductor_prims", "mkl", "mkldnn", "mkldnn_prepacked", "onednn", "prims",
+    "quantized", "quantized_decomposed", "rngprims", "sparse", "untorch", "_native", "_quantized",
+})  # fmt: skip
 # Operators that call an object of this process (untorch.torch_compile), and those whose weights are tensors.
 _TENSOR_OPERATORS = {
     "untorch::run_linear": "untorch::nvfp4_linear",
@@ -191,6 +197,32 @@ def refuse_other_devices(graph: fx.Graph, where: str, device: str, architecture:
         if reason:
             line = source_line(node)
             raise UnsupportedError(f"{where}: operator {node.target}" + (f" ({line})" if line else "") + f": {reason}")
+
+
+def refuse_custom_operators(graph: fx.Graph, where: str, device: str) -> None:
+    """Raises UnsupportedOperatorsError for operators of other libraries than PyTorch that nothing serves.
+
+    PyTorch's own are left to the code that Inductor generates.
+    """
+    found: dict[str, list[str]] = {}
+    for node in graph.nodes:
+        target = node.target
+        if node.op != "call_function" or not isinstance(target, torch._ops.OpOverload) or _may_compile(target):
+            continue
+        if not has_kernel(target.name(), device):
+            found.setdefault(target.name(), []).extend(filter(None, [source_line(node)]))
+    kind = "kernel" if device == "cpu" else "cuda kernel"
+    raise_if_missing([MissingOperator(kind, name, tuple(dict.fromkeys(lines))) for name, lines in found.items()], where)
+
+
+def _may_compile(target: torch._ops.OpOverload) -> bool:
+    """Whether Inductor may have code, another operator or a C function for the operator."""
+    from torch._inductor.decomposition import decompositions
+    from torch._inductor.lowering import lowerings
+
+    if target.namespace in _OF_TORCH or target in lowerings or target in decompositions or target.py_kernels:
+        return True
+    return torch._C._dispatch_has_kernel_for_dispatch_key(target.name(), "CompositeImplicitAutograd")
 
 
 def sm_number(architecture: str | None) -> int:
