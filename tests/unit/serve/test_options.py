@@ -19,6 +19,7 @@ MODELS = {"m": "/m.pt2"}
         ({"models": {}}, "models: expected a package, or a repository, got neither"),
         ({"port": 65536}, "port: expected from 0 to 65535, got 65536"),
         ({"workers": 0}, "workers: expected from 1 to 1024, got 0"),
+        ({"cuda_graphs": 1025}, "cuda_graphs: expected from 0 to 1024, got 1025"),
         ({"max_batch_size": 0}, "max_batch_size: expected at least 1, got 0"),
         ({"log_format": "xml"}, "log_format: expected text, json or none, got 'xml'"),
         ({"api_keys": ("",)}, "api_keys: expected keys that are not empty"),

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+import untorch
 from tests.unit.serve.openai.api import ScriptRunner
 from tests.unit.serve.test_app import call
 from untorch.llm import Engine
@@ -52,6 +53,22 @@ def test_a_language_model_that_is_loaded_again_loses_no_call(monkeypatch: pytest
     assert len(answers) > 12
     assert all(status == 200 and b"Hello, everybody" in body for status, _, body in answers), answers
     state.repository.close()
+
+
+def test_packages_are_loaded_with_the_options(monkeypatch: pytest.MonkeyPatch) -> None:
+    given: dict[str, Any] = {}
+
+    def load(path: str, **options: Any) -> Any:
+        given.update(options, path=path)
+        raise InvalidFileError("not this time")
+
+    monkeypatch.setattr(untorch, "load", load)
+    options = ServeOptions(models={"m": "m.pt2"}, num_runners=2, num_threads=3, cuda_graphs=4, device="cuda:1")
+    with pytest.raises(InvalidFileError, match="not this time"):
+        Repository(options).load("m")
+    assert given == {
+        "path": "m.pt2", "num_runners": 2, "num_threads": 3, "cuda_graphs": 4, "device": "cuda:1", "trust": None,
+    }  # fmt: skip
 
 
 def test_a_language_model_is_unloaded_when_its_calls_end(monkeypatch: pytest.MonkeyPatch) -> None:
