@@ -48,6 +48,7 @@ CONTESTANTS = {
     "own": "untorch, own export",
     "stock_graph": "untorch, stock package, CUDA graph",
     "own_graph": "untorch, own export, CUDA graph",
+    "own_replayed": "untorch, own export, cuda_graphs=1",
     "compiled": "torch.compile(mode='reduce-overhead')",
 }
 
@@ -173,8 +174,8 @@ def measure(name: str, dtype: str, kinds: list[str], seconds: float) -> dict[str
             loaded = AOTICompiledModel(loader)
             return lambda: loaded(*args)
 
-        def by_untorch(kind: str) -> Callable[[], Any]:
-            program = stack.enter_context(untorch.load(package(name, dtype, kind)))
+        def by_untorch(kind: str, cuda_graphs: int = 0) -> Callable[[], Any]:
+            program = stack.enter_context(untorch.load(package(name, dtype, kind), cuda_graphs=cuda_graphs))
             method = program[next(iter(program))]
             return lambda: method(*args)
 
@@ -193,6 +194,7 @@ def measure(name: str, dtype: str, kinds: list[str], seconds: float) -> dict[str
             "own": lambda: by_untorch("own"),
             "stock_graph": lambda: by_graph("stock"),
             "own_graph": lambda: by_graph("own"),
+            "own_replayed": lambda: by_untorch("own", 1),
             "compiled": compiled,
         }
         for key in kinds:
