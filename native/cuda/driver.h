@@ -136,6 +136,8 @@ enum : int {
   kClusterDimension = 4,
   kClusterSchedulingPolicy = 5,
 };
+// CUfunction_attribute
+inline constexpr int kMaxDynamicSharedBytes = 8;
 // CUpointer_attribute
 inline constexpr int kPointerMemoryType = 2;
 

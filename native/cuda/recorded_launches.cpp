@@ -88,10 +88,13 @@ bool is_address(DevicePtr word) {
   return word >= kLeast && driver().pointer_attribute(&type, kPointerMemoryType, word) == kSuccess;
 }
 
-// The operand whose address the words of all captures are.
-std::optional<std::size_t> operand_of(const std::array<DevicePtr, kCaptures>& words, std::size_t operands) {
-  for (std::size_t i = 0; i < operands; ++i) {
-    bool moved = true;
+// The operand that the words of all captures are an address in. A word that moves with it and is far from it is a part
+// of an address.
+std::optional<std::size_t> operand_of(const std::array<DevicePtr, kCaptures>& words,
+                                      std::span<const DevicePtr> addresses) {
+  constexpr DevicePtr kFar = DevicePtr{1} << 32;
+  for (std::size_t i = 0; i < addresses.size(); ++i) {
+    bool moved = words[0] - addresses[i] < kFar || addresses[i] - words[0] < kFar;
     for (std::size_t k = 1; k < kCaptures; ++k) moved = moved && words[k] - words[0] == kMoves[k][i] * kStep;
     if (moved) return i;
   }
@@ -113,6 +116,18 @@ bool read_attributes(const AddressNode& node, std::vector<LaunchAttribute>& out)
     if (attribute.value.words[0] != 0) out.push_back(attribute);  // 0 stands for the default of each
   }
   return true;
+}
+
+// A kernel has one limit for all of its launches, which whoever launches it sets: the library may have lowered it
+// since.
+void allow_shared_bytes(const Driver& api, Function function, unsigned bytes) {
+  constexpr unsigned kAlwaysAllowed = 48 << 10;
+  if (bytes <= kAlwaysAllowed) return;
+  int limit = 0;
+  check_driver(api.function_attribute(&limit, kMaxDynamicSharedBytes, function), "asking for a kernel's limit");
+  if (limit >= static_cast<int>(bytes)) return;
+  check_driver(api.function_set_attribute(function, kMaxDynamicSharedBytes, static_cast<int>(bytes)),
+               "raising a kernel's limit");
 }
 
 // Zeros in one row.
@@ -149,7 +164,7 @@ std::unique_ptr<const RecordedLaunches> RecordedLaunches::record(std::span<const
         if (is_address(words[0])) return nullptr;
         continue;
       }
-      const auto operand = operand_of(words, addresses.size());
+      const auto operand = operand_of(words, addresses);
       if (!operand || byte + sizeof(DevicePtr) > arguments[0].size()) return nullptr;
       launch.places.push_back({byte, *operand, words[0] - addresses[*operand]});
     }
@@ -189,6 +204,7 @@ void RecordedLaunches::launch(std::span<const DevicePtr> addresses, Stream strea
     config.stream = stream;
     config.attributes = launch.attributes.data();
     config.num_attributes = static_cast<unsigned>(launch.attributes.size());
+    allow_shared_bytes(api, launch.function, config.shared_bytes);
     check_driver(api.launch_kernel_ex(&config, launch.function, nullptr, extra), "launching a kernel");
   }
 }

@@ -5,6 +5,7 @@
 //   zeros      the workspace is filled with zeros before; ones: with 255
 //   distance   how far the output is from the input, in place of one's address
 //   halves     the output's address, in two words
+//   low        the lower half of it beside another number
 //   own        an address in memory of this library
 //   half       its parameters differ from call to call
 #include <dlfcn.h>
@@ -110,6 +111,7 @@ dnn::Status cudnnBackendExecute(dnn::Handle handle, dnn::RawDescriptor, dnn::Raw
   const DevicePtr input = pack->operands.at(kInput), output = pack->operands.at(kOutput);
   if (what == "distance") words.push_back(output - input);
   if (what == "halves") words.push_back(output << 32), words.push_back(output >> 32);
+  if (what == "low") words.push_back(DevicePtr{5} << 32 | (output & 0xffffffff));
   if (what == "own") words.push_back(own_memory());
   if (what == "half") words.push_back(static_cast<DevicePtr>(executions));
   if (what == "zeros" || what == "ones") {

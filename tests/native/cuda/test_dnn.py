@@ -90,7 +90,7 @@ def test_later_calls_do_without_the_library(mode: str, with_dnn: Path, monkeypat
     assert {call[8] for call in result["calls"]} == {str(7 << 32 | 7)}
 
 
-@pytest.mark.parametrize("mode", ["ones", "distance", "halves", "own", "half"])
+@pytest.mark.parametrize("mode", ["ones", "distance", "halves", "low", "own", "half"])
 def test_calls_stay_the_librarys(mode: str, with_dnn: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     result = called(with_dnn, monkeypatch, mode)
     assert CALLS < result["executions"] <= CALLS + 3
