@@ -127,9 +127,7 @@ std::size_t CudaGraph::num_bindable() const noexcept {
 
 void CudaGraph::lend_outputs() {
   for (TensorPtr& output : captured_.outputs) {
-    if (!output || !output->defined() || !is_on_device(*output)) continue;
-    const auto is_same = [&](const TensorPtr& input) { return input->storage().get() == output->storage().get(); };
-    if (std::ranges::any_of(captured_.inputs, is_same)) continue;  // an input's own memory
+    if (!is_defined(output) || !is_on_device(*output) || !is_made_here(*output)) continue;
     const StorageRef held = output->storage();
     auto keeper = std::make_unique<std::shared_ptr<cuda::Arena>>(captured_.arena);
     const StorageRef lent(new Storage(
@@ -140,6 +138,11 @@ void CudaGraph::lend_outputs() {
     output =
         std::make_unique<Tensor>(lent, output->storage_offset(), output->dtype(), output->sizes(), output->strides());
   }
+}
+
+bool CudaGraph::is_made_here(const Tensor& output) const {
+  const auto start = reinterpret_cast<cuda::DevicePtr>(output.storage()->data());
+  return std::ranges::any_of(log_, [&](const cuda::AllocationRecord& block) { return block.base == start; });
 }
 
 CudaGraph::Captured CudaGraph::capture(std::span<const untorch_view> inputs, std::shared_ptr<cuda::Arena> arena,
@@ -364,6 +367,7 @@ void CudaGraph::run(std::span<const untorch_view> inputs, std::span<TensorPtr> o
   std::unique_lock shared_lock(memory_->mutex, std::defer_lock);
   if (memory_->shared || copies_) shared_lock.lock();
   const cuda::Driver& api = cuda::driver();
+  for (TensorPtr& output : outputs) output.reset();
   std::vector<bool> in_place(inputs.size(), false);
   bool fills = false;
   // Launches of one graph are in order by themselves, on whatever streams; what comes before one is not.
@@ -418,8 +422,9 @@ void CudaGraph::run(std::span<const untorch_view> inputs, std::span<TensorPtr> o
       cuda::check_driver(api.graph_launch(exec_, stream), "launching the graph");
     }
     for (std::size_t o = 0; copies_ && o < outputs.size(); ++o) {
-      const bool own = is_defined(captured_.outputs[o]) && alias_of(o, in_place) < 0;
-      outputs[o] = own ? copy_of(*captured_.outputs[o], stream) : nullptr;
+      if (is_defined(captured_.outputs[o]) && is_overwritten(o, in_place)) {
+        outputs[o] = copy_of(*captured_.outputs[o], stream);
+      }
     }
     if (in_order) {
       cuda::Event& last = memory_->last;
@@ -440,7 +445,7 @@ void CudaGraph::run(std::span<const untorch_view> inputs, std::span<TensorPtr> o
       const TensorPtr source = borrow_view(inputs[static_cast<std::size_t>(aliases[o])]);
       outputs[o] = std::make_unique<Tensor>(source->storage(), output.storage_offset(), output.dtype(), output.sizes(),
                                             output.strides());
-    } else if (!copies_) {
+    } else if (!outputs[o]) {
       outputs[o] = std::make_unique<Tensor>(output);
       if (output.storage()->borrowed()) outputs[o] = keep_container(std::move(outputs[o]), container_);
     }
@@ -453,6 +458,13 @@ std::int32_t CudaGraph::alias_of(std::size_t output, const std::vector<bool>& in
     if (in_place[i] && storage == captured_.inputs[i]->storage().get()) return static_cast<std::int32_t>(i);
   }
   return -1;
+}
+
+bool CudaGraph::is_overwritten(std::size_t output, const std::vector<bool>& in_place) const {
+  const Tensor& given = *captured_.outputs[output];
+  if (!is_on_device(given) || is_made_here(given)) return true;
+  const auto is_same = [&](const TensorPtr& input) { return input->storage().get() == given.storage().get(); };
+  return std::ranges::any_of(captured_.inputs, is_same) && alias_of(output, in_place) < 0;
 }
 
 TensorPtr CudaGraph::copy_of(const Tensor& output, cuda::Stream stream) const {

@@ -71,7 +71,11 @@ class CudaGraph {
   Captured capture(std::span<const untorch_view> inputs, std::shared_ptr<cuda::Arena> arena, cuda::Arena& input_arena);
   // The outputs keep the arena from then on, and leave their blocks to the next capture.
   void lend_outputs();
-  // The input whose memory the output is; -1: the graph's own, or a weight's.
+  // Whether the output is in memory that the captured call allocated; else it is an input's, a state's or a weight's.
+  bool is_made_here(const Tensor& output) const;
+  // Whether the next replay may overwrite the output, where these inputs are read in place.
+  bool is_overwritten(std::size_t output, const std::vector<bool>& in_place) const;
+  // The input whose memory the output is, where it is read in place; else -1.
   std::int32_t alias_of(std::size_t output, const std::vector<bool>& in_place) const;
   // Enqueues the copy.
   TensorPtr copy_of(const Tensor& output, cuda::Stream stream) const;

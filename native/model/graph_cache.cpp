@@ -55,7 +55,7 @@ GraphCache::Key GraphCache::key_of(std::span<const untorch_view> inputs) {
 std::shared_ptr<CudaGraph> GraphCache::find(const Key& key, std::shared_ptr<CudaGraph>& shares, bool& captures) {
   const std::lock_guard lock(mutex_);
   if (closed_) return nullptr;
-  if (!entries_.contains(key) && entries_.size() >= 8 * most_) drop_oldest(false);
+  if (!entries_.contains(key) && entries_.size() >= 8 * most_) (void)drop_oldest(false);
   Entry& entry = entries_[key];
   entry.last_used = ++clock_;
   ++entry.calls;
@@ -68,21 +68,25 @@ std::shared_ptr<CudaGraph> GraphCache::find(const Key& key, std::shared_ptr<Cuda
 }
 
 void GraphCache::keep(const Key& key, std::shared_ptr<CudaGraph> graph) {
+  std::shared_ptr<CudaGraph> dropped;  // freed without the lock: that may wait for the GPU
   const std::lock_guard lock(mutex_);
   capturing_ = false;
   if (closed_) return;
   const auto graphs = std::ranges::count_if(entries_, [](const auto& item) { return item.second.graph != nullptr; });
-  if (static_cast<std::size_t>(graphs) >= most_) drop_oldest(true);
+  if (static_cast<std::size_t>(graphs) >= most_) dropped = drop_oldest(true);
   entries_[key].graph = std::move(graph);
 }
 
-void GraphCache::drop_oldest(bool with_graph) {
+std::shared_ptr<CudaGraph> GraphCache::drop_oldest(bool with_graph) {
   auto oldest = entries_.end();
   for (auto it = entries_.begin(); it != entries_.end(); ++it) {
     if (with_graph != (it->second.graph != nullptr)) continue;
     if (oldest == entries_.end() || it->second.last_used < oldest->second.last_used) oldest = it;
   }
-  if (oldest != entries_.end()) entries_.erase(oldest);
+  if (oldest == entries_.end()) return nullptr;
+  std::shared_ptr<CudaGraph> graph = std::move(oldest->second.graph);
+  entries_.erase(oldest);
+  return graph;
 }
 
 bool GraphCache::run(std::span<const untorch_view> inputs, std::span<TensorPtr> outputs,

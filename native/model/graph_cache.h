@@ -48,7 +48,8 @@ class GraphCache {
   static Key key_of(std::span<const untorch_view> inputs);
   std::shared_ptr<CudaGraph> find(const Key& key, std::shared_ptr<CudaGraph>& shares, bool& captures);
   void keep(const Key& key, std::shared_ptr<CudaGraph> graph);
-  void drop_oldest(bool with_graph);
+  // Gives what goes: the entry that was used longest ago, of those with a graph or of those without.
+  std::shared_ptr<CudaGraph> drop_oldest(bool with_graph);
 
   Method& method_;
   const std::size_t most_;
