@@ -102,6 +102,33 @@ def test_states_and_what_is_not_captured(file: Path) -> None:
         assert "which a graph cannot hold" in text
 
 
+class Weight(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.arange(64.0))
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return self.weight, x + self.weight
+
+
+def test_views_of_weights_stay_views(tmp_path: Path) -> None:
+    """As a stock package: in ours such results are copies in any case."""
+    model, x = Weight().cuda(), torch.zeros(64, device="cuda")
+    with torch.no_grad():
+        program = torch.export.export(model, (x,), strict=False)
+        torch._inductor.aoti_compile_and_package(program, package_path=str(tmp_path / "weight.pt2"))
+    with untorch.load(tmp_path / "weight.pt2") as plain, untorch.load(tmp_path / "weight.pt2", cuda_graphs=2) as loaded:
+        want = [torch.from_dlpack(plain(x)[0]).data_ptr() for _ in range(2)]
+        results = [loaded(x) for _ in range(4)]
+        places = [torch.from_dlpack(one[0]).data_ptr() for one in results]
+        assert loaded.forward.graphs == (1, "")
+        assert len(set(places)) == len(set(want))
+        graph = loaded.forward.graph(x)
+        views = [graph(x)[0], graph.share(loaded.forward, x)(x)[0]]
+    for kept in (results[0][0], results[3][0], *views):  # they outlive the program
+        assert torch.equal(torch.from_dlpack(kept), model.weight)
+
+
 def test_threads(file: Path) -> None:
     given = [torch.randn(3, 3, 32, 32, device="cuda") for _ in range(6)]
     wrong: list[int] = []

@@ -41,9 +41,6 @@ class Many(nn.Module):
         self.total += self.up(x).sum(0)
         return self.total * 2
 
-    def weight(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        return self.up.weight, x + 1
-
     def fill(self, pool: torch.Tensor) -> torch.Tensor:
         pool += 1
         return pool.sum()
@@ -69,7 +66,6 @@ def many(tmp_path_factory: pytest.TempPathFactory) -> Path:
         methods={
             "forward": {"model": model, "args": (x,), "dynamic_shapes": ({0: rows},)},
             "add": {"model": Bound(model, "add"), "args": (x,)},
-            "weight": {"model": Bound(model, "weight"), "args": (x,)},
             "fill": {"model": Bound(model, "fill"), "args": (x,)},
         },
         path=path, device="cuda", arch="sm_90", progress=False,
@@ -139,29 +135,6 @@ with program.session() as first, program.session() as second:
     assert result["counts"] == [0, 0, 1, 1, 1]
     assert result["graphs"] == [1, 1, 0]
     assert result["shared"] == [1, 1, 1]
-
-
-def test_views_of_weights_are_not_copied(driver: Path, many: Path) -> None:
-    script = """
-x = untorch.zeros((4, 32), "float32", "cuda")
-with untorch.load(path, cuda_graphs=4) as program:
-    results = [program.weight(x) for _ in range(4)]
-    found["graphs"] = program.weight.graphs[0]
-    weights = {address(one[0]) for one in results}
-    found["places"] = len(weights), len({address(one[1]) for one in results})
-    before = results[0][0].numpy()
-    graph = program.weight.graph(x)
-    shared = graph.share(program.weight, x)
-    views = [graph(x)[0], shared(x)[0]]
-    found["graph"] = {address(view) for view in views} == weights
-# They outlive the program.
-found["kept"] = [bool((one.numpy() == before).all()) for one in (results[3][0], *views)]
-"""
-    result = found(driver, many, PROLOGUE + script, GRAPHS=1)
-    assert result["graphs"] == 1
-    assert result["places"] == [1, 4]
-    assert result["graph"]
-    assert result["kept"] == [True] * 3
 
 
 def test_calls_that_are_not_captured(driver: Path, many: Path) -> None:
