@@ -18,7 +18,7 @@ namespace {
 std::string refusal_of(const Method& method) {
   const MethodSpec& spec = method.spec();
   if (method.device().type != DeviceType::kCUDA) return "the method runs on the CPU";
-  if (spec.extern_nodes) return "the model calls operators that registered kernels serve";
+  if (spec.extern_nodes) return "the model calls operators without a C function";
   for (const TensorSpec& input : spec.inputs) {
     if (input.on_cpu) return "input '" + input.name + "' is on the CPU, and its value would become part of a graph";
     if (input.mutated) return "the model writes into input '" + input.name + "'";

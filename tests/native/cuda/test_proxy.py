@@ -106,6 +106,11 @@ except untorch.ClosedError as error:
     assert result["kept"] == "this tensor belonged to a call of a kernel that has returned"
 
 
+def test_calls_of_operators_without_a_c_function_are_not_replayed(driver: Path, models: Path) -> None:
+    result = run(driver, models, 'found["graphs"] = untorch.load(path, cuda_graphs=2).scale.graphs')
+    assert result["graphs"] == [0, "the model calls operators without a C function"]
+
+
 def test_the_librarys_own_stream_is_current_in_a_kernel(driver: Path, models: Path) -> None:
     script = """
 def kernel(x, factor):
