@@ -100,6 +100,7 @@ def begin_compile(method: Method, folder: Path, progress: Progress) -> Compilati
         rename_dimensions([*inputs, *outputs], dimension_names(method))
         with progress.step(f"{method.name}: passes") as show:
             passes = _run_passes(method, show)
+        refuse_custom_operators(module.graph, f"method {method.name!r}", target.device)
         nodes = {node.name: node for node in module.graph.nodes}
         has_numbers = any(entry.get("scalar") for entry in inputs)
         with contextlib.ExitStack() as stack:
@@ -222,7 +223,6 @@ def _run_passes(method: Method, show: Callable[[str], None] | None = None) -> li
     if method.traced.notes:
         passes = [PassReport("torch_export", changed=method.traced.notes), *passes]
     target.check_graph(method, passes)
-    refuse_custom_operators(method.module.graph, f"method {method.name!r}", target.device)
     return passes
 
 
