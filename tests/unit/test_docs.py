@@ -50,6 +50,7 @@ TABLES = {
         "cold_start_mlp",
         "size_runtimes",
         "size_files",
+        "export_time",
     ],
 }
 
