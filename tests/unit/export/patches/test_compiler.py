@@ -24,8 +24,11 @@ class NotLinked(Exception):
     """The first command that is no compile of generated code."""
 
 
-def commands(context: Any) -> list[tuple[str, str]]:
-    """What Inductor asked of the compiler, as ("start" or "end", kind); kernels end before the host's code."""
+def commands(context: Any, patience: float) -> list[tuple[str, str]]:
+    """What Inductor asked of the compiler, as ("start" or "end", kind); kernels end before the host's code.
+
+    The host's code waits up to ``patience`` seconds for kernels to begin.
+    """
     seen: list[tuple[str, str]] = []
     kernel_is_there = threading.Event()
 
@@ -37,7 +40,7 @@ def commands(context: Any) -> list[tuple[str, str]]:
         if kind == "kernel":
             kernel_is_there.set()
         else:
-            kernel_is_there.wait(1)
+            kernel_is_there.wait(patience)
         seen.append(("end", kind))
 
     cpu_vec_isa.valid_vec_isa_list()  # compiles, where no one asked before
@@ -51,13 +54,13 @@ def commands(context: Any) -> list[tuple[str, str]]:
 
 @pytest.mark.slow
 def test_torch_compiles_one_object_after_the_other() -> None:
-    seen = commands(contextlib.nullcontext())
+    seen = commands(contextlib.nullcontext(), 1)
     assert seen[:4] == [("start", "wrapper"), ("end", "wrapper"), ("start", "kernel"), ("end", "kernel")]
 
 
 def test_objects_are_compiled_at_a_time_and_before_all_else(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("UNTORCH_CACHE", "")
-    seen = commands(patches.objects_at_a_time())
+    seen = commands(patches.objects_at_a_time(), 60)
     assert sorted(seen[:4]) == [("end", "kernel"), ("end", "wrapper"), ("start", "kernel"), ("start", "wrapper")]
     assert seen.index(("start", "kernel")) < seen.index(("end", "wrapper"))
     assert seen[4] == ("start", "other")
