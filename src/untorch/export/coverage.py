@@ -209,8 +209,9 @@ def refuse_custom_operators(graph: fx.Graph, where: str, device: str) -> None:
         target = node.target
         if node.op != "call_function" or not isinstance(target, torch._ops.OpOverload) or _may_compile(target):
             continue
-        if not has_kernel(target.name(), device):
-            found.setdefault(target.name(), []).extend(filter(None, [source_line(node)]))
+        name = _operator_name(target)
+        if not has_kernel(name, device):
+            found.setdefault(name, []).extend(filter(None, [source_line(node)]))
     kind = "kernel" if device == "cpu" else "cuda kernel"
     raise_if_missing([MissingOperator(kind, name, tuple(dict.fromkeys(lines))) for name, lines in found.items()], where)
 
@@ -222,7 +223,13 @@ def _may_compile(target: torch._ops.OpOverload) -> bool:
 
     if target.namespace in _OF_TORCH or target in lowerings or target in decompositions or target.py_kernels:
         return True
-    return torch._C._dispatch_has_kernel_for_dispatch_key(target.name(), "CompositeImplicitAutograd")
+    return torch._C._dispatch_has_kernel_for_dispatch_key(_operator_name(target), "CompositeImplicitAutograd")
+
+
+def _operator_name(target: torch._ops.OpOverload) -> str:
+    """As extern nodes have it: "namespace::operator", with the overload's name unless it is the default one."""
+    name: str = target._schema.name
+    return name if target._overloadname == "default" else f"{name}.{target._overloadname}"
 
 
 def sm_number(architecture: str | None) -> int:
