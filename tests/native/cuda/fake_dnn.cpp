@@ -2,6 +2,7 @@
 // its operands' addresses and what FAKE_DNN asks for:
 //   plain      nothing else; of 4096 bytes of workspace the kernel takes an address in the middle
 //   cluster    it is launched in clusters of two
+//   shared     it has 64 KiB of shared memory, which is allowed during the call alone
 //   zeros      the workspace is filled with zeros before; ones: with 255
 //   distance   how far the output is from the input, in place of one's address
 //   halves     the output's address, in two words
@@ -119,11 +120,16 @@ dnn::Status cudnnBackendExecute(dnn::Handle handle, dnn::RawDescriptor, dnn::Raw
         pack->workspace, what == "ones" ? 255 : 0, 4096, handle->stream);
   }
   LaunchAttribute cluster{kClusterDimension, {{2, 1, 1}}};
-  const LaunchConfig config{9, 1, 1, 128, 1, 1, 0, handle->stream, &cluster, what == "cluster" ? 1u : 0u};
+  const unsigned shared = what == "shared" ? 64u << 10 : 0u;
+  const LaunchConfig config{9, 1, 1, 128, 1, 1, shared, handle->stream, &cluster, what == "cluster" ? 1u : 0u};
   std::size_t bytes = words.size() * sizeof words[0];
   void* extra[5] = {reinterpret_cast<void*>(1), words.data(), reinterpret_cast<void*>(2), &bytes, nullptr};
   const auto launch = driver_function<Result(const LaunchConfig*, Function, void**, void**)>("cuLaunchKernelEx");
-  return launch(&config, kernel(), nullptr, extra) == kSuccess ? dnn::kOk : 5000;
+  const auto limit = driver_function<Result(Function, int, int)>("cuFuncSetAttribute");
+  limit(kernel(), kMaxDynamicSharedBytes, static_cast<int>(shared));
+  const Result result = launch(&config, kernel(), nullptr, extra);
+  limit(kernel(), kMaxDynamicSharedBytes, 0);
+  return result == kSuccess ? dnn::kOk : 5000;
 }
 
 }  // extern "C"

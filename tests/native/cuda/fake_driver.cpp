@@ -58,6 +58,7 @@ struct State {
   std::deque<Node> kernels;                    // of all graphs
   std::map<Graph, std::vector<Node*>> graphs;  // with FAKE_GPU_NODES
   std::vector<Node*> in_graph;                 // of the capture that runs
+  std::map<Function, int> shared_limits;       // of a launch's dynamic shared memory
   std::string calls;                           // kernels outside of captures with one buffer, a line each
   Result fatal = kSuccess;
 };
@@ -345,8 +346,15 @@ Result cuLibraryGetKernel(Kernel* kernel, Library, const char* name) { return na
 Result cuKernelGetFunction(Function* function, Kernel kernel) {
   return *function = reinterpret_cast<Function>(kernel), kSuccess;
 }
-Result cuFuncSetAttribute(Function, int, int) { return kSuccess; }
-Result cuFuncGetAttribute(int* value, int, Function) { return *value = 0, kSuccess; }
+Result cuFuncSetAttribute(Function function, int attribute, int value) {
+  const std::lock_guard lock(state().mutex);
+  if (attribute == kMaxDynamicSharedBytes) state().shared_limits[function] = value;
+  return kSuccess;
+}
+Result cuFuncGetAttribute(int* value, int attribute, Function function) {
+  const std::lock_guard lock(state().mutex);
+  return *value = attribute == kMaxDynamicSharedBytes ? state().shared_limits[function] : 0, kSuccess;
+}
 Result cuFuncGetParamInfo(Function, std::size_t, std::size_t*, std::size_t*) { return kErrorInvalidValue; }
 Result cuOccupancyMaxActiveBlocksPerMultiprocessorWithFlags(int* blocks, Function, int, std::size_t, unsigned) {
   return *blocks = 1, kSuccess;
@@ -375,6 +383,11 @@ Result cuLaunchKernelEx(const LaunchConfig* config, Function function, void**, v
     std::memcpy(node->extra, extra, sizeof node->extra);
     node->extra[1] = node->arguments.data(), node->extra[3] = &node->bytes;
     return kSuccess;
+  }
+  constexpr unsigned kAlwaysAllowed = 48 << 10;
+  if (config->shared_bytes > kAlwaysAllowed &&
+      static_cast<int>(config->shared_bytes) > state().shared_limits[function]) {
+    return kErrorInvalidValue;
   }
   std::string line = *reinterpret_cast<const std::string*>(function);
   line += " " + std::to_string(reinterpret_cast<std::uintptr_t>(config->stream));

@@ -76,7 +76,7 @@ def called(folder: Path, monkeypatch: pytest.MonkeyPatch, mode: str) -> dict[str
     return result
 
 
-@pytest.mark.parametrize("mode", ["plain", "cluster", "zeros"])
+@pytest.mark.parametrize("mode", ["plain", "cluster", "shared", "zeros"])
 def test_later_calls_do_without_the_library(mode: str, with_dnn: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     result = called(with_dnn, monkeypatch, mode)
     # The second call is captured three times.
