@@ -118,8 +118,8 @@ bool read_attributes(const AddressNode& node, std::vector<LaunchAttribute>& out)
   return true;
 }
 
-// A kernel has one limit for all of its launches, which whoever launches it sets: the library may have lowered it
-// since.
+// The limit of dynamic shared memory is an attribute of the function: the library may have lowered it for a launch of
+// its own.
 void allow_shared_bytes(const Driver& api, Function function, unsigned bytes) {
   constexpr unsigned kAlwaysAllowed = 48 << 10;
   if (bytes <= kAlwaysAllowed) return;

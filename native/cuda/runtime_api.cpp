@@ -200,7 +200,7 @@ struct PointerAttributes {
 
 UNTORCH_RUNTIME cudaPointerGetAttributes(PointerAttributes* attributes, const void* pointer) {
   return called("cudaPointerGetAttributes", [&](const Driver& api) -> Result {
-    constexpr int kMemoryType = 2, kHostPointer = 4, kIsManaged = 8, kDeviceOrdinal = 9;
+    constexpr int kHostPointer = 4, kIsManaged = 8, kDeviceOrdinal = 9;
     const auto address = reinterpret_cast<DevicePtr>(pointer);
     // CUDA 12's structure ends before the reserved words.
     attributes->type = 0;
@@ -208,7 +208,7 @@ UNTORCH_RUNTIME cudaPointerGetAttributes(PointerAttributes* attributes, const vo
     attributes->device_pointer = nullptr;
     attributes->host_pointer = const_cast<void*>(pointer);
     unsigned type = 0;
-    if (api.pointer_attribute(&type, kMemoryType, address) != kSuccess) return kSuccess;
+    if (api.pointer_attribute(&type, kPointerMemoryType, address) != kSuccess) return kSuccess;
     unsigned managed = 0;
     (void)api.pointer_attribute(&managed, kIsManaged, address);
     (void)api.pointer_attribute(&attributes->device, kDeviceOrdinal, address);

@@ -327,7 +327,7 @@ void untorch_event_free(untorch_event* event) {
 
 untorch_status untorch_pointer_device(const void* address, int32_t* device_type, int32_t* device_index) {
   return guarded([&] {
-    constexpr int kMemoryType = 2, kIsManaged = 8, kDeviceOrdinal = 9;
+    constexpr int kIsManaged = 8, kDeviceOrdinal = 9;
     constexpr unsigned kDeviceMemory = 2;
     const untorch::cuda::Driver& api = untorch::cuda::driver();
     const auto pointer = reinterpret_cast<untorch::cuda::DevicePtr>(address);
@@ -336,7 +336,7 @@ untorch_status untorch_pointer_device(const void* address, int32_t* device_type,
     *device_type = 0;
     *device_index = -1;
     // Memory that CUDA does not know is the CPU's.
-    if (api.pointer_attribute(&type, kMemoryType, pointer) != untorch::cuda::kSuccess) return;
+    if (api.pointer_attribute(&type, untorch::cuda::kPointerMemoryType, pointer) != untorch::cuda::kSuccess) return;
     (void)api.pointer_attribute(&managed, kIsManaged, pointer);
     if (type != kDeviceMemory && managed == 0) return;
     untorch::cuda::check_driver(api.pointer_attribute(&device, kDeviceOrdinal, pointer), "asking whose memory it is");

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -13,6 +12,7 @@ from torch import nn
 from torch.export import Dim
 
 import untorch
+from tests.bound import Bound
 from untorch.export import export
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
@@ -37,17 +37,6 @@ class Net(nn.Module):
 
     def values(self, x: torch.Tensor) -> torch.Tensor:
         return x[x > 0]
-
-
-class Bound(nn.Module):
-    """Another method of a model."""
-
-    def __init__(self, model: nn.Module, name: str) -> None:
-        super().__init__()
-        self.model, self.name = model, name
-
-    def forward(self, x: torch.Tensor) -> Any:
-        return getattr(self.model, self.name)(x)
 
 
 @pytest.fixture(scope="module")

@@ -241,12 +241,12 @@ Result cuMemFreeHost(void* pointer) { return std::free(pointer), kSuccess; }
 Result cuMemHostRegister_v2(void*, std::size_t, unsigned) { return kSuccess; }
 Result cuMemHostUnregister(void*) { return kSuccess; }
 Result cuPointerGetAttribute(void* value, int attribute, DevicePtr pointer) {
-  constexpr int kMemoryType = 2, kDeviceOrdinal = 9, kDeviceMemory = 2;
+  constexpr int kDeviceOrdinal = 9, kDeviceMemory = 2;
   const std::lock_guard lock(state().mutex);
   auto it = state().blocks.upper_bound(pointer);
   if (it == state().blocks.begin() || pointer >= (--it)->first + it->second.bytes) return kErrorInvalidValue;
   int found = 0;
-  if (attribute == kMemoryType) found = kDeviceMemory;
+  if (attribute == kPointerMemoryType) found = kDeviceMemory;
   if (attribute == kDeviceOrdinal) found = it->second.device;
   std::memcpy(value, &found, sizeof found);
   return kSuccess;

@@ -67,7 +67,7 @@ def called(folder: Path, monkeypatch: pytest.MonkeyPatch, mode: str) -> dict[str
 
     monkeypatch.setenv("FAKE_DNN", mode)
     result = found(folder, Path(os.path.abspath(library_path())), SCRIPT, GRAPHS=1, NODES=1)
-    # Each kernel got the operands of its call, whoever launched it.
+    # Each launch has the operands of its call, by cuDNN or without it.
     assert len(result["calls"]) == CALLS
     for operands, (name, _, grid, _, *words) in zip(result["operands"], result["calls"], strict=True):
         assert (name, grid) == ("convolve", "9")

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 from torch import nn
 from torch.export import Dim
 
+from tests.bound import Bound
 from tests.native.cuda.fake_gpu import found
 from untorch.export import export
 
@@ -44,17 +44,6 @@ class Many(nn.Module):
     def fill(self, pool: torch.Tensor) -> torch.Tensor:
         pool += 1
         return pool.sum()
-
-
-class Bound(nn.Module):
-    """Another method of a model."""
-
-    def __init__(self, model: nn.Module, name: str) -> None:
-        super().__init__()
-        self.model, self.name = model, name
-
-    def forward(self, x: torch.Tensor) -> Any:
-        return getattr(self.model, self.name)(x)
 
 
 @pytest.fixture(scope="module")
