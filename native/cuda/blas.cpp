@@ -1,5 +1,5 @@
-// GEMM by cuBLASLt, with a plan cache: descriptors and algorithm by shape, so that a known shape costs a lookup and the
-// launch.
+// GEMM by cuBLASLt, with a plan cache: descriptors and algorithm by shape. A known shape costs a lookup and cuBLASLt's
+// own call; from the third one on, where that does no more than launch kernels, their launch.
 #include "cuda/blas.h"
 
 #include <algorithm>
@@ -11,12 +11,14 @@
 #include <mutex>
 #include <optional>
 #include <shared_mutex>
+#include <span>
 #include <unordered_map>
 #include <vector>
 
 #include "cuda/blas_library.h"
 #include "cuda/device.h"
 #include "cuda/memory_pool.h"
+#include "cuda/recorded_launches.h"
 #include "cuda/stream.h"
 #include "cuda/tf32.h"
 
@@ -56,14 +58,14 @@ std::uint32_t alignment_of(const void* pointer) {
   return address == 0 ? 256 : std::uint32_t{1} << std::min(std::countr_zero(address), 8);
 }
 
-// Everything that the descriptors and the choice of an algorithm depend on; words only, so that it has no padding.
+// Everything that the kernels of a call depend on besides its addresses; words only, so that it has no padding.
 struct Key {
-  std::int64_t batch, m, n, k, lda, ldb, ldc, ldd, a_batch, b_batch, c_batch, d_batch;
+  std::int64_t batch, m, n, k, lda, ldb, ldc, ldd, a_batch, b_batch, c_batch, d_batch, alpha, beta;
   std::int32_t device, a_type, b_type, d_type, bias_type, compute;
   std::uint32_t flags, alignments;  // alignments: the exponents, 4 bits each
   bool operator==(const Key& other) const { return std::memcmp(this, &other, sizeof *this) == 0; }
 };
-static_assert(sizeof(Key) == 12 * 8 + 8 * 4);
+static_assert(sizeof(Key) == 14 * 8 + 8 * 4);
 
 enum : std::uint32_t {
   kTransposeA = 1,
@@ -78,6 +80,7 @@ enum : std::uint32_t {
   kFastAccumulation = 512,
   kBlockScales = 1024,
   kScalesOf128 = 2048,
+  kHasC = 4096,
 };
 
 struct KeyHash {
@@ -103,6 +106,7 @@ struct Plan {
   Descriptor shared = nullptr;  // when there are no pointers
   std::mutex mutex;
   std::vector<Descriptor> idle;
+  RepeatedCall repeated;
 
   Plan() = default;
   Plan(const Plan&) = delete;
@@ -267,6 +271,7 @@ Key key_of(const char* op, const BlasGemm& p, int device) {
   key.a_batch = p.a.batch_stride, key.b_batch = p.b.batch_stride, key.d_batch = p.d_batch_stride;
   key.ldc = p.c != nullptr ? p.ldc : p.ldd;
   key.c_batch = p.c != nullptr ? p.c_batch_stride : p.d_batch_stride;
+  key.alpha = std::bit_cast<std::int64_t>(p.alpha), key.beta = std::bit_cast<std::int64_t>(p.beta);
   key.device = device;
   key.a_type = type_code(op, p.a.dtype), key.b_type = type_code(op, p.b.dtype), key.d_type = type_code(op, p.d_dtype);
   key.bias_type = p.bias != nullptr ? type_code(op, p.bias_dtype) : 0;
@@ -281,7 +286,7 @@ Key key_of(const char* op, const BlasGemm& p, int device) {
   flag(p.scale_a != nullptr, kHasScaleA), flag(p.scale_b != nullptr, kHasScaleB);
   flag(p.scale_d != nullptr, kHasScaleD), flag(p.rowwise_scales, kRowwise);
   flag(p.fast_accumulation, kFastAccumulation), flag(p.block_scale_a != nullptr, kBlockScales);
-  flag(p.scales_of_128, kScalesOf128);
+  flag(p.scales_of_128, kScalesOf128), flag(p.c != nullptr, kHasC);
   int shift = 0;
   for (const void* const pointer : {p.a.data, p.b.data, p.c != nullptr ? p.c : p.d, static_cast<const void*>(p.d),
                                     p.bias, static_cast<const void*>(p.scale_a), static_cast<const void*>(p.scale_b)}) {
@@ -337,6 +342,41 @@ class BorrowedDescriptor {
   Descriptor own_ = nullptr;
 };
 
+// Calls with a reference to each pointer of the call, in the order of its addresses.
+template <class Visit>
+void for_each_pointer(BlasGemm& p, Visit&& visit) {
+  visit(p.a.data), visit(p.b.data), visit(p.c), visit(p.d), visit(p.bias);
+  visit(p.scale_a), visit(p.scale_b), visit(p.scale_d), visit(p.block_scale_a), visit(p.block_scale_b);
+}
+
+OperandAddresses addresses_of(BlasGemm p, const void* workspace) noexcept {
+  OperandAddresses addresses;
+  for_each_pointer(p, [&](const void* pointer) { addresses.add(pointer); });
+  addresses.add(workspace);
+  return addresses;
+}
+
+Status multiply(const char* op, const Functions& library, Handle handle, const Key& key, Plan& plan, const BlasGemm& p,
+                void* workspace, Stream stream) {
+  const BorrowedDescriptor descriptor(op, library, key, plan, p);
+  const Factor alpha(p.alpha, key.compute), beta(p.beta, key.compute);
+  // A float8 result and what is added to it differ in type, so they cannot be one place; with beta 0 none is read.
+  const void* const c = p.c != nullptr ? p.c : element_size(p.d_dtype) == 1 ? nullptr : p.d;
+  return library.matmul(handle, descriptor.get(), alpha.bytes, p.b.data, plan.a, p.a.data, plan.b, beta.bytes, c,
+                        plan.c, p.d, plan.d, &plan.algorithm, workspace, plan.workspace_bytes, stream);
+}
+
+// The call with its operands at other addresses.
+Status multiply_at(const char* op, const Functions& library, Handle handle, const Key& key, Plan& plan, BlasGemm p,
+                   std::span<const DevicePtr> addresses, Stream stream) {
+  std::size_t at = 0;
+  for_each_pointer(p, [&]<class T>(T*& pointer) {
+    if (pointer != nullptr) pointer = reinterpret_cast<T*>(addresses[at++]);
+  });
+  void* const workspace = plan.workspace_bytes == 0 ? nullptr : reinterpret_cast<void*>(addresses[at]);
+  return multiply(op, library, handle, key, plan, p, workspace, stream);
+}
+
 }  // namespace
 
 const char* try_blas(std::string* reason) noexcept {
@@ -352,17 +392,20 @@ bool blas_gemm(const char* op, const BlasGemm& p, int device, Stream stream) {
   const Key key = key_of(op, p, device);
   Plan& plan = plan_for(op, library, handle, key, p);
   if (!plan.supported) return false;
-  const BorrowedDescriptor descriptor(op, library, key, plan, p);
+  const StorageRef memory = plan.workspace_bytes > 0 ? allocate(plan.workspace_bytes, device) : StorageRef();
+  void* const workspace = memory ? memory->data() : nullptr;
+  const OperandAddresses addresses = addresses_of(p, workspace);
+  if (const RecordedLaunches* const launches = plan.repeated.launches()) [[likely]] {
+    launches->launch(addresses.all(), stream);
+    return true;
+  }
   std::optional<RelaxedCapture> relaxed;  // the algorithm's code may not be loaded yet
   if (is_capturing(stream)) relaxed.emplace();
-  const StorageRef workspace = plan.workspace_bytes > 0 ? allocate(plan.workspace_bytes, device) : StorageRef();
-  const Factor alpha(p.alpha, key.compute), beta(p.beta, key.compute);
-  // A float8 result and what is added to it differ in type, so they cannot be one place; with beta 0 none is read.
-  const void* const c = p.c != nullptr ? p.c : element_size(p.d_dtype) == 1 ? nullptr : p.d;
-  const Status status = library.matmul(handle, descriptor.get(), alpha.bytes, p.b.data, plan.a, p.a.data, plan.b,
-                                       beta.bytes, c, plan.c, p.d, plan.d, &plan.algorithm,
-                                       workspace ? workspace->data() : nullptr, plan.workspace_bytes, stream);
+  const Status status = multiply(op, library, handle, key, plan, p, workspace, stream);
   if (status != kOk) throw_status(op, "the GEMM", status);
+  plan.repeated.called(device, stream, addresses.all(), [&](std::span<const DevicePtr> moved, Stream recording) {
+    return multiply_at(op, library, handle, key, plan, p, moved, recording) == kOk;
+  });
   return true;
 }
 

@@ -4,7 +4,6 @@
 #include "cuda/dnn.h"
 
 #include <array>
-#include <exception>
 #include <memory>
 #include <mutex>
 #include <span>
@@ -72,42 +71,25 @@ Problem& problem_for(HandleState& state, const DnnConvolution& problem, const Po
   return *state.problems.emplace(key, std::move(made)).first->second;
 }
 
-// The operands' addresses and the workspace's, without those that there are none of.
-class Addresses {
- public:
-  Addresses(const Pointers& pointers, const void* workspace) {
-    for (const void* const pointer : pointers) add(pointer);
-    add(workspace);
-  }
-  std::span<const DevicePtr> all() const noexcept { return {values_.data(), count_}; }
+OperandAddresses addresses_of(const Pointers& pointers, const void* workspace) noexcept {
+  OperandAddresses addresses;
+  for (const void* const pointer : pointers) addresses.add(pointer);
+  addresses.add(workspace);
+  return addresses;
+}
+static_assert(dnn::kOperands + 1 <= OperandAddresses::kMost);
 
- private:
-  void add(const void* pointer) noexcept {
-    if (pointer != nullptr) values_[count_++] = reinterpret_cast<DevicePtr>(pointer);
+// The call with its operands at other addresses.
+dnn::Status execute_at(HandleState& state, const Plan& plan, const Pointers& pointers,
+                       std::span<const DevicePtr> addresses, Stream stream) {
+  Pointers moved{};
+  std::size_t at = 0;
+  for (std::size_t i = 0; i < pointers.size(); ++i) {
+    if (pointers[i] != nullptr) moved[i] = reinterpret_cast<const void*>(addresses[at++]);
   }
-
-  std::array<DevicePtr, dnn::kOperands + 1> values_{};
-  std::size_t count_ = 0;
-};
-
-// Leaves the kernels of the plan's calls with it. Where that fails calls stay cuDNN's.
-void record(HandleState& state, Plan& plan, const Pointers& pointers, const void* workspace) try {
-  if (state.for_recording == nullptr) {
-    check_driver(driver().stream_create(&state.for_recording, kStreamNonBlocking), "creating a stream");
-  }
-  state.use_stream(state.for_recording);
-  const auto enqueue = [&](std::span<const DevicePtr> addresses) {
-    Pointers moved{};
-    std::size_t at = 0;
-    for (std::size_t i = 0; i < pointers.size(); ++i) {
-      if (pointers[i] != nullptr) moved[i] = reinterpret_cast<const void*>(addresses[at++]);
-    }
-    return dnn::execute(state.handle, plan, moved,
-                        workspace == nullptr ? nullptr : reinterpret_cast<const void*>(addresses[at])) == dnn::kOk;
-  };
-  plan.recorded = RecordedLaunches::record(Addresses(pointers, workspace).all(), state.for_recording, enqueue);
-  plan.launches.store(plan.recorded.get(), std::memory_order_release);
-} catch (const std::exception&) {
+  const void* const workspace = plan.workspace == 0 ? nullptr : reinterpret_cast<const void*>(addresses[at]);
+  state.use_stream(stream);
+  return dnn::execute(state.handle, plan, moved, workspace);
 }
 
 }  // namespace
@@ -122,16 +104,18 @@ bool dnn_convolution(const DnnConvolution& problem, const DnnOperands& operands,
   while (plan != nullptr) {
     const StorageRef memory = plan->workspace == 0 ? StorageRef() : allocate(plan->workspace, device);
     const void* const workspace = plan->workspace == 0 ? nullptr : memory->data();
-    if (const RecordedLaunches* const launches = plan->launches.load(std::memory_order_acquire)) [[likely]] {
-      launches->launch(Addresses(pointers, workspace).all(), stream);
+    const OperandAddresses addresses = addresses_of(pointers, workspace);
+    if (const RecordedLaunches* const launches = plan->repeated.launches()) [[likely]] {
+      launches->launch(addresses.all(), stream);
       return true;
     }
     state->use_stream(stream);
     const dnn::Status status = dnn::execute(state->handle, *plan, pointers, workspace);
     if (!dnn::refused(status)) {
       dnn::check_status(status, "cudnnBackendExecute");
-      // Shapes that come once are not worth it, and the first call loads code.
-      if (!is_capturing(stream) && plan->calls.fetch_add(1) == 1) record(*state, *plan, pointers, workspace);
+      plan->repeated.called(device, stream, addresses.all(), [&](std::span<const DevicePtr> moved, Stream recording) {
+        return execute_at(*state, *plan, pointers, moved, recording) == dnn::kOk;
+      });
       return true;
     }
     plan = described.plan(state->handle, plan);

@@ -25,7 +25,6 @@ struct HandleState {
   Handle handle = nullptr;
   Stream stream = nullptr;
   bool has_stream = false;
-  Stream for_recording = nullptr;  // made when it is needed
   Problems problems;
 
   void use_stream(Stream wanted);

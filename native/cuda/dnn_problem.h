@@ -31,10 +31,7 @@ struct Plan {
 
   Descriptor descriptor;
   std::size_t workspace;  // bytes
-  std::atomic<int> calls{0};
-  // The kernels of a call, once they were recorded.
-  std::atomic<const RecordedLaunches*> launches{nullptr};
-  std::unique_ptr<const RecordedLaunches> recorded;
+  RepeatedCall repeated;
 };
 
 Status execute(Handle handle, const Plan& plan, const Pointers& pointers, const void* workspace);

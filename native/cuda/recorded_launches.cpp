@@ -3,20 +3,26 @@
 
 #include <algorithm>
 #include <cstring>
+#include <exception>
+#include <map>
+#include <mutex>
 #include <optional>
 #include <utility>
 
 #include "cuda/graph_nodes.h"
+#include "cuda/stream.h"
 
 namespace untorch::cuda {
 namespace {
 
 // How far the operands' addresses are moved in the second and third capture. No difference of two is one of them, so
 // that the distance between operands is not taken for one's address.
-constexpr std::size_t kMostOperands = 6, kCaptures = 3;
-constexpr DevicePtr kStep = DevicePtr{1} << 24;
-constexpr std::array<std::array<DevicePtr, kMostOperands>, kCaptures> kMoves{
-    {{}, {1, 3, 9, 27, 81, 243}, {243, 81, 27, 9, 3, 1}}};
+constexpr std::size_t kCaptures = 3;
+constexpr DevicePtr kStep = DevicePtr{1} << 16;
+constexpr std::array<std::array<DevicePtr, OperandAddresses::kMost>, kCaptures> kMoves{
+    {{},
+     {1, 3, 9, 27, 81, 243, 729, 2187, 6561, 19683, 59049},
+     {59049, 19683, 6561, 2187, 729, 243, 81, 27, 9, 3, 1}}};
 
 // A graph that was captured, and what its nodes do.
 class Capture {
@@ -26,7 +32,7 @@ class Capture {
     if (api.capture_begin(stream, kCaptureModeRelaxed) != kSuccess) return;
     bool enqueued = false;
     try {
-      enqueued = enqueue(addresses);
+      enqueued = enqueue(addresses, stream);
     } catch (...) {
       (void)api.capture_end(stream, &graph_);
       release();
@@ -130,19 +136,43 @@ void allow_shared_bytes(const Driver& api, Function function, unsigned bytes) {
                "raising a kernel's limit");
 }
 
+// A stream that nothing runs on, for one thread at a time. Never destroyed: libraries keep the last one that they saw.
+class RecordingStream {
+ public:
+  explicit RecordingStream(int device) : lock_(mutex()) {
+    static auto& streams = *new std::map<int, Stream>;
+    Stream& made = streams[device];
+    if (made == nullptr) {
+      const RelaxedCapture relaxed;
+      check_driver(driver().stream_create(&made, kStreamNonBlocking), "creating a stream");
+    }
+    stream_ = made;
+  }
+  Stream get() const noexcept { return stream_; }
+
+ private:
+  static std::mutex& mutex() {
+    static auto& made = *new std::mutex;
+    return made;
+  }
+
+  std::lock_guard<std::mutex> lock_;
+  Stream stream_ = nullptr;
+};
+
 // Zeros in one row.
 bool can_repeat(const MemsetParams& fill) { return fill.value == 0 && fill.height == 1; }
 
 }  // namespace
 
-std::unique_ptr<const RecordedLaunches> RecordedLaunches::record(std::span<const DevicePtr> addresses, Stream stream,
+std::unique_ptr<const RecordedLaunches> RecordedLaunches::record(int device, std::span<const DevicePtr> addresses,
                                                                  const Enqueue& enqueue) {
-  if (addresses.size() > kMostOperands) return nullptr;
+  const RecordingStream stream(device);
   std::array<std::optional<Capture>, kCaptures> captures;
   for (std::size_t k = 0; k < kCaptures; ++k) {
     std::vector<DevicePtr> moved(addresses.begin(), addresses.end());
     for (std::size_t i = 0; i < moved.size(); ++i) moved[i] += kMoves[k][i] * kStep;
-    captures[k].emplace(stream, moved, enqueue);
+    captures[k].emplace(stream.get(), moved, enqueue);
     if (!captures[k]->complete() || captures[k]->nodes().size() != captures[0]->nodes().size()) return nullptr;
   }
   if (captures[0]->nodes().empty()) return nullptr;
@@ -207,6 +237,17 @@ void RecordedLaunches::launch(std::span<const DevicePtr> addresses, Stream strea
     allow_shared_bytes(api, launch.function, config.shared_bytes);
     check_driver(api.launch_kernel_ex(&config, launch.function, nullptr, extra), "launching a kernel");
   }
+}
+
+bool RepeatedCall::is_second(Stream stream) noexcept {
+  return calls_.load(std::memory_order_relaxed) < 2 && !is_capturing(stream) && calls_.fetch_add(1) == 1;
+}
+
+void RepeatedCall::record(int device, std::span<const DevicePtr> addresses,
+                          const RecordedLaunches::Enqueue& enqueue) try {
+  recorded_ = RecordedLaunches::record(device, addresses, enqueue);
+  launches_.store(recorded_.get(), std::memory_order_release);
+} catch (const std::exception&) {
 }
 
 }  // namespace untorch::cuda

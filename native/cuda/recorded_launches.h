@@ -3,6 +3,7 @@
 #pragma once
 
 #include <array>
+#include <atomic>
 #include <cstddef>
 #include <functional>
 #include <memory>
@@ -13,15 +14,30 @@
 
 namespace untorch::cuda {
 
+// The addresses of a call's operands and of its workspace, without those that there are none of.
+class OperandAddresses {
+ public:
+  static constexpr std::size_t kMost = 11;
+
+  void add(const void* pointer) noexcept {
+    if (pointer != nullptr) values_[count_++] = reinterpret_cast<DevicePtr>(pointer);
+  }
+  std::span<const DevicePtr> all() const noexcept { return {values_.data(), count_}; }
+
+ private:
+  std::array<DevicePtr, kMost> values_{};
+  std::size_t count_ = 0;
+};
+
 class RecordedLaunches {
  public:
   // Enqueues the call on memory at these addresses; false when it failed.
-  using Enqueue = std::function<bool(std::span<const DevicePtr> addresses)>;
+  using Enqueue = std::function<bool(std::span<const DevicePtr> addresses, Stream stream)>;
 
-  // Captures the call on `stream` three times, each with other addresses; nothing runs. Null where the words that
-  // differ are not the addresses, where one that does not differ is an address, too (memory of the library's own), and
-  // where the call does something else than launching kernels and writing zeros.
-  static std::unique_ptr<const RecordedLaunches> record(std::span<const DevicePtr> addresses, Stream stream,
+  // Captures the call three times, each with other addresses; nothing runs. Null where the words that differ are not
+  // the addresses, where one that does not differ is an address, too (memory of the library's own), and where the call
+  // does something else than launching kernels and writing zeros.
+  static std::unique_ptr<const RecordedLaunches> record(int device, std::span<const DevicePtr> addresses,
                                                         const Enqueue& enqueue);
 
   // The same call on other memory, with the alignment of what was recorded. From any thread.
@@ -46,6 +62,28 @@ class RecordedLaunches {
   RecordedLaunches() = default;
 
   std::vector<Launch> launches_;
+};
+
+// A call that may come again, and its kernels from the third time on: calls that come once are not worth three
+// captures, and the first one loads code.
+class RepeatedCall {
+ public:
+  // Null: call the library.
+  const RecordedLaunches* launches() const noexcept { return launches_.load(std::memory_order_acquire); }
+
+  // Behind a call of the library's on `stream`. Where recording fails, calls stay the library's.
+  template <class Enqueue>
+  void called(int device, Stream stream, std::span<const DevicePtr> addresses, const Enqueue& enqueue) {
+    if (is_second(stream)) record(device, addresses, enqueue);
+  }
+
+ private:
+  bool is_second(Stream stream) noexcept;  // while a stream is captured nothing counts
+  void record(int device, std::span<const DevicePtr> addresses, const RecordedLaunches::Enqueue& enqueue);
+
+  std::atomic<int> calls_{0};
+  std::unique_ptr<const RecordedLaunches> recorded_;
+  std::atomic<const RecordedLaunches*> launches_{nullptr};
 };
 
 }  // namespace untorch::cuda

@@ -46,6 +46,7 @@ class Operand {
   bool set_numpy(PyObject* array, const char* method, std::size_t index, untorch_view& view);
   bool set_tensor(PyObject* tensor, const Taker& taker, std::size_t index, untorch_view& view);
   bool set_dlpack(PyObject* object, const Taker& taker, std::size_t index, untorch_view& view);
+  bool take_capsule(PyObject* object, const Taker& taker, std::size_t index);
   bool set_cuda_array(PyObject* object, const Taker& taker, std::size_t index, untorch_view& view);
   // Room for sizes and strides of `ndim` dimensions.
   void make_room(int ndim) {

@@ -1,4 +1,4 @@
-// The DLPack structures (dmlc/dlpack 1.0), as far as the exchange of CPU and CUDA arrays needs them.
+// The DLPack structures (dmlc/dlpack 1.3), as far as the exchange of CPU and CUDA arrays needs them.
 #pragma once
 
 #include <cstdint>
@@ -36,6 +36,19 @@ struct DLManagedTensorVersioned {
   void (*deleter)(DLManagedTensorVersioned*);
   std::uint64_t flags;
   DLTensor dl_tensor;
+};
+
+// The functions of a type's __dlpack_c_exchange_api__, a capsule of this name. What starts with another major version
+// is laid out otherwise behind `previous`. They return 0, or set a Python exception.
+inline constexpr char kDLExchangeName[] = "dlpack_exchange_api";
+struct DLExchange {
+  std::uint32_t major, minor;
+  const DLExchange* previous;  // of another major version
+  void* allocate;
+  int (*managed_from_object)(void* object, DLManagedTensorVersioned** out);  // orders no streams
+  void* managed_to_object;
+  void* borrowed_from_object;
+  int (*current_stream)(std::int32_t device_type, std::int32_t device_id, void** out);
 };
 
 }  // namespace untorch::python

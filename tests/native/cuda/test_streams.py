@@ -72,6 +72,28 @@ found["back"] = events(kept.clear)
     assert result["back"] == [["record", 0x1110], ["wait", 0xABC0]]
 
 
+def test_the_stream_of_a_types_c_functions(driver: Path, package: Path) -> None:
+    """An array whose type has DLPack's C exchange is ready on its producer's current stream."""
+    script = """
+from tests import exchange
+x = array()
+data = x.__cuda_array_interface__["data"][0]
+def given(stream, device=exchange.CUDA):
+    kind = exchange.make_type(lambda _: exchange.describe(data, (4, 500), 16, device), stream=stream)
+    kind.__dlpack__ = None  # it is not asked
+    return kind()
+def call(x):
+    with untorch.stream(0xabc0):
+        program.int4(x)
+found["same"] = events(lambda: call(given(0xabc0)))
+found["other"] = events(lambda: call(given(0xdef0)))
+"""
+    result = found(driver, package, SCRIPT + script)
+    assert {stream for _, stream in result["same"]} == {0xABC0}
+    assert "wait" not in {kind for kind, _ in result["same"]}
+    assert result["other"][:2] == [["record", 0xDEF0], ["wait", 0xABC0]]
+
+
 def test_numpy_waits_for_its_own_stream_alone(driver: Path, package: Path) -> None:
     script = """
 def call():
