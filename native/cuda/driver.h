@@ -105,6 +105,7 @@ enum : Result {
   kErrorOutOfMemory = 2,
   kErrorNotInitialized = 3,
   kErrorNoDevice = 100,
+  kErrorLossyQuery = 402,
   kErrorNotFound = 500,
   kErrorNotReady = 600,
 };
@@ -218,6 +219,8 @@ inline constexpr int kPointerMemoryType = 2;
   X(graph_retain_user_object, cuGraphRetainUserObject,                                                                 \
     (Graph graph, UserObject object, unsigned count, unsigned flags))                                                  \
   X(graph_nodes, cuGraphGetNodes, (Graph graph, GraphNode * nodes, std::size_t * count))                               \
+  X(graph_root_nodes, cuGraphGetRootNodes, (Graph graph, GraphNode * nodes, std::size_t * count))                      \
+  X(graph_dependent_nodes, cuGraphNodeGetDependentNodes, (GraphNode node, GraphNode * nodes, std::size_t * count))     \
   X(graph_node_type, cuGraphNodeGetType, (GraphNode node, int* type))                                                  \
   X(graph_kernel_params, cuGraphKernelNodeGetParams_v2, (GraphNode node, KernelNodeParams * params))                   \
   X(graph_kernel_attribute, cuGraphKernelNodeGetAttribute,                                                             \

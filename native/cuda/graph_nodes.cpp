@@ -72,4 +72,19 @@ std::vector<AddressNode> address_nodes(Graph graph, bool& complete) {
   return nodes;
 }
 
+bool is_chain(Graph graph, const std::vector<AddressNode>& nodes) {
+  const Driver& api = driver();
+  std::size_t count = 0;
+  check_driver(api.graph_root_nodes(graph, nullptr, &count), kDoing);
+  if (count > 1) return false;
+  for (const AddressNode& node : nodes) {
+    // This query refuses edges of programmatic launches, which follow each other on one stream.
+    count = 0;
+    const Result code = api.graph_dependent_nodes(node.handle, nullptr, &count);
+    if (code != kErrorLossyQuery) check_driver(code, kDoing);
+    if (count > 1) return false;
+  }
+  return true;
+}
+
 }  // namespace untorch::cuda

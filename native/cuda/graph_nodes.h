@@ -23,4 +23,7 @@ struct AddressNode {
 // one, too.
 std::vector<AddressNode> address_nodes(Graph graph, bool& complete);
 
+// Whether none of the graph's nodes may run beside another one.
+bool is_chain(Graph graph, const std::vector<AddressNode>& nodes);
+
 }  // namespace untorch::cuda

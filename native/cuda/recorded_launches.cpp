@@ -20,9 +20,7 @@ namespace {
 constexpr std::size_t kCaptures = 3;
 constexpr DevicePtr kStep = DevicePtr{1} << 16;
 constexpr std::array<std::array<DevicePtr, OperandAddresses::kMost>, kCaptures> kMoves{
-    {{},
-     {1, 3, 9, 27, 81, 243, 729, 2187, 6561, 19683, 59049},
-     {59049, 19683, 6561, 2187, 729, 243, 81, 27, 9, 3, 1}}};
+    {{}, {1, 3, 9, 27, 81, 243, 729, 2187, 6561, 19683, 59049}, {59049, 19683, 6561, 2187, 729, 243, 81, 27, 9, 3, 1}}};
 
 // A graph that was captured, and what its nodes do.
 class Capture {
@@ -40,6 +38,7 @@ class Capture {
     }
     complete_ = api.capture_end(stream, &graph_) == kSuccess && graph_ != nullptr && enqueued;
     if (complete_) nodes_ = address_nodes(graph_, complete_);
+    complete_ = complete_ && is_chain(graph_, nodes_);
   }
   ~Capture() { release(); }
   Capture(const Capture&) = delete;

@@ -35,8 +35,8 @@ class RecordedLaunches {
   using Enqueue = std::function<bool(std::span<const DevicePtr> addresses, Stream stream)>;
 
   // Captures the call three times, each with other addresses; nothing runs. Null where the words that differ are not
-  // the addresses, where one that does not differ is an address, too (memory of the library's own), and where the call
-  // does something else than launching kernels and writing zeros.
+  // the addresses, where one that does not differ is an address, too (memory of the library's own), where kernels may
+  // run beside each other, and where the call does something else than launching kernels and writing zeros.
   static std::unique_ptr<const RecordedLaunches> record(int device, std::span<const DevicePtr> addresses,
                                                         const Enqueue& enqueue);
 

@@ -74,6 +74,11 @@ namespace cuda {  // floating dtypes
 int convolution_direct(const ConvolutionShape& shape, bool transposed, DType dtype, const void* input,
                        const ConvolutionStrides& input_strides, const void* weight,
                        const ConvolutionStrides& weight_strides, const void* bias, void* output, Stream stream);
+// output[c, kernel…, count], dense: what the kernel reads of one image, [groups*in, d, h, w] with any strides, for
+// `count` output positions from `first` on. The shape's batch is not read.
+int convolution_columns(const ConvolutionShape& shape, DType dtype, const void* input,
+                        const ConvolutionStrides& input_strides, std::int64_t first, std::int64_t count, void* output,
+                        Stream stream);
 // Depthwise problems of row-major images, [n, c, h, w] with a weight [c, 1, k, k] of k = 3, 5 or 7, stride 1 or 2 and
 // no dilation; kNoKernel for others. All tensors are dense.
 bool serves_depthwise_rows(const ConvolutionShape& shape);

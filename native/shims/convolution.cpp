@@ -3,8 +3,11 @@
 // On the CPU ours compute everything. On CUDA compute_on_cuda() asks cuDNN and our direct kernel in turn.
 #include "shims/convolution.h"
 
+#include <algorithm>
+
 #include "cuda/blas.h"
 #include "cuda/tf32.h"
+#include "shims/gemm_cuda.h"
 #include "shims/nn.h"
 
 namespace untorch::shims {
@@ -260,6 +263,48 @@ bool depthwise_channels_last(const On& on, const Problem& p) {
   return true;
 }
 
+// Groups with large kernels, as a GEMM a group: cuDNN launches a kernel a group for them, which few output positions do
+// not fill the GPU with, and of 128 positions and more none of these uses the tensor cores for the half types.
+bool serves_grouped_gemm(const Problem& p) {
+  constexpr std::int64_t kLargeKernel = 16, kHugeKernel = 128, kLeastChannels = 16, kFewPositions = 128;
+  const ConvolutionShape& s = p.shape;
+  const DType dtype = p.out.dtype();
+  if (s.groups == 1 || s.in_channels < kLeastChannels || p.transposed || s.channels_last || dtype == DType::kFloat64) {
+    return false;
+  }
+  const bool few = s.batch * s.output_size() <= kFewPositions;
+  return s.kernel_size() >= (few ? kLargeKernel : kHugeKernel) && (few || dtype != DType::kFloat32);
+}
+
+template <class On>
+void grouped_gemm(const On& on, const Problem& p) {
+  constexpr std::int64_t kMostElements = std::int64_t{1} << 25;  // of the columns, which L2 keeps in part
+  const ConvolutionShape& s = p.shape;
+  const DType dtype = p.out.dtype();
+  const std::int64_t depth = s.in_channels * s.kernel_size(), positions = s.output_size(), size = element_size(dtype);
+  const std::int64_t part = std::clamp(kMostElements / (s.groups * depth), std::int64_t{1}, positions);
+  const TensorPtr w = contiguous(p.weight);
+  const TensorPtr columns = Tensor::empty(Dims{s.groups, depth, part}, dtype, p.out.device());
+  const ConvolutionStrides strides = strides_of(p.input);
+  const auto* const images = static_cast<const char*>(p.input.raw());
+  auto* const results = static_cast<char*>(p.out.raw());
+  for (std::int64_t n = 0; n < s.batch; ++n) {
+    for (std::int64_t first = 0; first < positions; first += part) {
+      const std::int64_t count = std::min(part, positions - first);
+      on.launched(kernels::cuda::convolution_columns(s, dtype, images + n * strides.at[0] * size, strides, first, count,
+                                                     columns->raw(), on.stream()));
+      const std::int64_t at = n * s.groups * s.out_channels * positions + first;
+      CudaGemm gemm;
+      gemm.a = {w->raw(), dtype, s.groups, s.out_channels, depth, s.out_channels * depth, depth, 1};
+      gemm.b = {columns->raw(), dtype, s.groups, depth, count, depth * count, count, 1};
+      gemm.out = {results + at * size,        dtype,     s.groups, s.out_channels, count,
+                  s.out_channels * positions, positions, 1};
+      gemm_cuda("convolution", on, gemm);
+    }
+  }
+  finish(on, p, p.bias_data(), p.residual_data(), p.epilogue);
+}
+
 // Everything, in one kernel where cuDNN has one: channels last, and not transposed.
 template <class On>
 bool cudnn(const On& on, const Problem& p) {
@@ -298,9 +343,9 @@ bool cudnn_row_major(const On& on, const Problem& p) {
 
 // Which backend computes a convolution on CUDA. Depthwise problems are bound by DRAM: images go to kernels of ours;
 // what they do not serve goes to cuDNN, if it is channels last (5 times as fast there as the direct kernel), and else
-// to the direct one. Everything else is cuDNN's. What cuDNN has no deterministic engine for in one layout is tried
-// row-major; what it refuses there too (more than 2^31 elements, output padding that is not smaller than the stride)
-// the direct kernel computes as well.
+// to the direct one. Groups with large kernels are GEMMs. Everything else is cuDNN's. What cuDNN has no deterministic
+// engine for in one layout is tried row-major; what it refuses there too (more than 2^31 elements, output padding that
+// is not smaller than the stride) the direct kernel computes as well.
 template <class On>
 void compute_on_cuda(const On& on, const Problem& p) {
   // Without input channels the sum is empty: the direct kernel writes zeros or the bias.
@@ -311,6 +356,10 @@ void compute_on_cuda(const On& on, const Problem& p) {
     return;
   }
   if (p.depthwise() && depthwise_channels_last(on, p)) return;
+  if (some && serves_grouped_gemm(p)) {
+    grouped_gemm(on, p);
+    return;
+  }
   if (some && (!p.depthwise() || flat_last) && cudnn(on, p)) return;
   if (some && !p.depthwise() && p.shape.channels_last && cudnn_row_major(on, p)) return;
   direct(on, p);

@@ -11,8 +11,6 @@ import torch
 from shim import I32, Opt, ShimError, call
 
 E4M3, E5M2 = torch.float8_e4m3fn, torch.float8_e5m2
-shim.CODES.update({E5M2: 23, E4M3: 24})
-shim.DTYPES.update({23: E5M2, 24: E4M3})
 HALVES = [torch.bfloat16, torch.float16]
 
 

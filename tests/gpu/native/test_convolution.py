@@ -95,6 +95,33 @@ def test_layers(
     assert got.stride() == want.stride()
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(
+    ("x", "w", "stride", "padding", "dilation"),
+    [
+        ((1, 768, 49), (768, 48, 128), [1], [64], [1]),
+        ((3, 64, 100), (24, 16, 19), [2], [5], [3]),
+        ((2, 48, 10, 11), (36, 16, 5, 5), [1, 2], [2, 0], [1, 2]),
+        ((1, 32, 5, 6, 7), (4, 16, 3, 3, 3), [1, 2, 1], [1, 0, 1], [1, 1, 2]),
+        ((2, 512, 900), (512, 128, 128), [1], [64], [1]),  # its columns in parts
+    ],
+)
+def test_groups_with_large_kernels(
+    dtype: torch.dtype,
+    x: tuple[int, ...],
+    w: tuple[int, ...],
+    stride: list[int],
+    padding: list[int],
+    dilation: list[int],
+) -> None:
+    generator = torch.Generator().manual_seed(1)
+    images, weight = (torch.randn(s, generator=generator).to(dtype).cuda() for s in (x, w))
+    bias = torch.randn(w[0], generator=generator).to(dtype).cuda()
+    args = (stride, padding, dilation, False, [0] * len(stride), x[1] // w[1])
+    got = check(images, weight, bias, *args)
+    assert torch.equal(check(images.transpose(-1, -2).contiguous().transpose(-1, -2), weight, bias, *args), got)
+
+
 def test_strides_are_torchs() -> None:
     for dtype in DTYPES:
         for n in (2, 3):

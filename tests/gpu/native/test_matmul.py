@@ -273,8 +273,6 @@ def test_int_mm(m: int, n: int, k: int, a_layout: str, b_layout: str) -> None:
 
 
 E4M3, E5M2 = torch.float8_e4m3fn, torch.float8_e5m2
-shim.CODES.update({E5M2: 23, E4M3: 24})
-shim.DTYPES.update({23: E5M2, 24: E4M3})
 
 
 @pytest.mark.parametrize("out_dtype", [torch.bfloat16, torch.float16, torch.float32, E4M3])

@@ -1,5 +1,5 @@
-// A fake cuBLASLt for the fake driver: every GEMM has one algorithm, a kernel named "multiply". Its parameters begin with
-// the addresses of A, B, C and D and of the descriptor's bias, and with alpha.
+// A fake cuBLASLt for the fake driver: every GEMM has one algorithm, a kernel named "multiply". Its parameters begin
+// with the addresses of A, B, C and D and of the descriptor's bias, and with alpha.
 #include <cstring>
 #include <vector>
 

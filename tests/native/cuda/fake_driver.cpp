@@ -464,6 +464,13 @@ Result cuGraphGetNodes(Graph graph, GraphNode* nodes, std::size_t* count) {
   for (std::size_t i = 0; nodes != nullptr && i < all.size(); ++i) nodes[i] = reinterpret_cast<GraphNode>(all[i]);
   return *count = all.size(), kSuccess;
 }
+Result cuGraphGetRootNodes(Graph graph, GraphNode*, std::size_t* count) {
+  return *count = state().graphs[graph].empty() ? 0 : 1, kSuccess;
+}
+// One after the other; FAKE_GPU_BRANCHES: the first one has two behind it.
+Result cuGraphNodeGetDependentNodes(GraphNode, GraphNode*, std::size_t* count) {
+  return *count = std::getenv("FAKE_GPU_BRANCHES") != nullptr ? 2 : 1, kSuccess;
+}
 Result cuGraphNodeGetType(GraphNode node, int* type) {
   constexpr int kKernel = 0, kFill = 2;
   return *type = reinterpret_cast<const Node*>(node)->function != nullptr ? kKernel : kFill, kSuccess;

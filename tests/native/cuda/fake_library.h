@@ -1,5 +1,5 @@
-// What the fake cuDNN and the fake cuBLASLt do for a call: they launch a kernel of the fake driver, whose parameters are the
-// call's addresses and what FAKE_LIBRARY asks for:
+// What the fake cuDNN and the fake cuBLASLt do for a call: they launch a kernel of the fake driver, whose parameters
+// are the call's addresses and what FAKE_LIBRARY asks for:
 //   plain      nothing else; of 4096 bytes of workspace the kernel takes an address in the middle
 //   cluster    it is launched in clusters of two
 //   shared     it has 64 KiB of shared memory, which is allowed during the call alone

@@ -119,6 +119,13 @@ def test_calls_stay_the_librarys(mode: str, kind: str, fakes: Path, monkeypatch:
     assert len({call[1] for call in result["calls"]}) == 1
 
 
+@pytest.mark.parametrize("kind", LIBRARIES)
+def test_kernels_beside_each_other_stay_the_librarys(kind: str, fakes: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One after the other they would take longer."""
+    monkeypatch.setenv("FAKE_GPU_BRANCHES", "1")
+    assert called(fakes, monkeypatch, kind, "plain")["executions"] == CALLS + 1
+
+
 def test_another_factor_is_another_call(fakes: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     result = called(fakes, monkeypatch, "blas", "plain")
     operands, executions, (_, _, _, _, *words) = result["other factor"]
