@@ -105,7 +105,6 @@ enum : Result {
   kErrorOutOfMemory = 2,
   kErrorNotInitialized = 3,
   kErrorNoDevice = 100,
-  kErrorLossyQuery = 402,
   kErrorNotFound = 500,
   kErrorNotReady = 600,
 };

@@ -1,6 +1,7 @@
 // Reads the nodes of captured graphs.
 #include "cuda/graph_nodes.h"
 
+#include <algorithm>
 #include <cstring>
 #include <utility>
 
@@ -75,16 +76,11 @@ std::vector<AddressNode> address_nodes(Graph graph, bool& complete) {
 bool is_chain(Graph graph, const std::vector<AddressNode>& nodes) {
   const Driver& api = driver();
   std::size_t count = 0;
-  check_driver(api.graph_root_nodes(graph, nullptr, &count), kDoing);
-  if (count > 1) return false;
-  for (const AddressNode& node : nodes) {
-    // This query refuses edges of programmatic launches, which follow each other on one stream.
-    count = 0;
-    const Result code = api.graph_dependent_nodes(node.handle, nullptr, &count);
-    if (code != kErrorLossyQuery) check_driver(code, kDoing);
-    if (count > 1) return false;
-  }
-  return true;
+  if (api.graph_root_nodes(graph, nullptr, &count) == kSuccess && count > 1) return false;
+  return std::ranges::none_of(nodes, [&](const AddressNode& node) {
+    // Refused where an edge is of a programmatic launch; such kernels follow each other on one stream.
+    return api.graph_dependent_nodes(node.handle, nullptr, &count) == kSuccess && count > 1;
+  });
 }
 
 }  // namespace untorch::cuda

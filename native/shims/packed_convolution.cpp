@@ -21,8 +21,9 @@ void check_float(const Tensor& tensor, const char* name) {
 }  // namespace
 
 // x [n, c, h, w]; weight packed [groups, ceil(o/16), kernel·c, 16] with o outputs and c channels of a group, or, of a
-// depthwise convolution, [ceil(c/16), kernel, 16], or, winograd, [16, o/16, c, 16]; bfloat16 [groups, ceil(o/16),
-// kernel·c/2, 16, 2]; bias [out_channels]; residual [n, out_channels, h', w'].
+// depthwise convolution, [ceil(c/16), kernel, 16], or, winograd, [16, o/16, c, 16], or, of small groups, [1,
+// out_channels/16, kernel·c, 16]; bfloat16 [groups, ceil(o/16), kernel·c/2, 16, 2]; bias [out_channels]; residual [n,
+// out_channels, h', w'].
 UNTORCH_SHIM aoti_torch_cpu_untorch_packed_convolution(
     AtenTensorHandle x, AtenTensorHandle weight, AtenTensorHandle* bias, AtenTensorHandle* residual,
     std::int64_t out_channels, const std::int64_t* kernel, std::int64_t kernel_len, const std::int64_t* stride,
@@ -59,6 +60,7 @@ UNTORCH_SHIM aoti_torch_cpu_untorch_packed_convolution(
     check(!p.winograd || kernels::serves_winograd(p), kOp,
           ": argument 'winograd' needs a 3×3 kernel, stride and dilation 1, no groups and multiples of 16 channels");
     p.bf16 = bf16;
+    p.small_groups = !bf16 && packed.dim() == 4 && packed.size(0) == 1 && groups > 1 && kernels::serves_small_groups(p);
     check(!bf16 || kernels::serves_bf16(p), kOp,
           ": argument 'weight' of bfloat16 needs an even number of channels, more than 8 unless the kernel is 1 wide, "
           "no Winograd, and not one channel a group");

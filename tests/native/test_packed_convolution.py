@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from tests.native import shim
 from tests.native.instruction_sets import skip_if_own
 from tests.native.shim import I32, Opt, ShimError, call
-from untorch.ops.packed_convolution import pack_winograd_weight
+from untorch.ops.packed_convolution import pack_small_groups_weight, pack_winograd_weight
 
 OPERATOR = "aoti_torch_cpu_untorch_packed_convolution"
 BLOCK = 16
@@ -56,9 +56,11 @@ def run(
     channels_last: bool = True,
     winograd: bool = False,
     bf16: bool = False,
+    small_groups: bool = False,
 ) -> torch.Tensor:
     kernel = list(weight.shape[2:])
     packed = pack_winograd_weight(weight) if winograd else (pack_pairs if bf16 else pack)(weight, groups)
+    packed = pack_small_groups_weight(weight) if small_groups else packed
     result: torch.Tensor = call(
         OPERATOR, x, packed, Opt(bias), Opt(residual), weight.shape[0], kernel, list(stride),
         list(padding), list(dilation), groups, activation, I32(int(residual_first)), I32(int(channels_last)), I32(int(winograd)), returns=1,
@@ -153,6 +155,58 @@ def test_depthwise_tiles(side: int, stride: int, channels: int, size: tuple[int,
         assert_close(run(x, weight, bias, residual, activation="silu", **options), F.silu(y) + residual)
         first = run(x, weight, bias, residual, activation="relu", residual_first=True, **options)
         assert_close(first, F.relu(y + residual))
+
+
+@pytest.mark.parametrize("group", [4, 8])
+@pytest.mark.parametrize("stride", [1, 2])
+@pytest.mark.parametrize("channels", [16, 48, 208])
+@pytest.mark.parametrize("size", [(7, 7), (12, 9), (5, 33), (1, 17), (3, 2), (20, 1)])
+def test_small_groups(group: int, stride: int, channels: int, size: tuple[int, int]) -> None:
+    """Tiles of all widths, inside and at both edges, kernel rows outside of the image."""
+    torch.manual_seed(0)
+    groups = channels // group
+    x, weight, bias = images(2, channels, *size), torch.randn(channels, group, 3, 3), torch.randn(channels)
+    for padding in (0, 1, 2, 4):
+        if min(size) + 2 * padding < 3:
+            continue
+        y = exact(x, weight, bias, stride, padding, 1, groups)
+        options: Any = {
+            "stride": (stride, stride), "padding": (padding, padding), "groups": groups, "small_groups": True
+        }  # fmt: skip
+        assert_close(run(x, weight, None, None, **options), y - bias[:, None, None])
+        assert_close(run(x, weight, bias, None, activation="relu6", **options), F.relu6(y))
+        residual = torch.randn_like(y)
+        assert_close(run(x, weight, bias, residual, activation="silu", **options), F.silu(y) + residual)
+        rows = run(
+            x.contiguous(),
+            weight,
+            bias,
+            residual,
+            activation="relu",
+            residual_first=True,
+            channels_last=False,
+            **options,
+        )
+        assert_close(rows, F.relu(y + residual))
+
+
+def test_small_groups_keep_nan_and_infinity_to_themselves() -> None:
+    x, weight = images(1, 32, 9, 9), torch.randn(32, 4, 3, 3)
+    x[0, 5, 4, 4], x[0, 30, 0, 0] = torch.nan, torch.inf
+    got = run(x, weight, padding=(1, 1), groups=8, small_groups=True)
+    want = exact(x, weight, None, 1, 1, 1, 8)
+    assert torch.equal(got.isfinite(), want.isfinite())
+    assert not got[:, :4].isnan().any() and got[:, 4:8].isnan().any()
+
+
+@pytest.mark.parametrize(("channels", "size"), [(512, 14), (16, 60), (144, 28)])
+def test_small_groups_do_not_depend_on_the_number_of_threads(channels: int, size: int) -> None:
+    x, weight, results = images(1, channels, size, size), torch.randn(channels, 8, 3, 3), []
+    for threads in (1, 2, 3, 5):
+        shim.lib.utp_set_num_threads(threads)
+        results.append(run(x, weight, padding=(1, 1), groups=channels // 8, activation="hardswish", small_groups=True))
+    shim.lib.utp_set_num_threads(2)
+    assert all(torch.equal(result, results[0]) for result in results[1:])
 
 
 @pytest.mark.parametrize(("channels", "size"), [(512, 14), (16, 60), (136, 28)])
@@ -334,6 +388,10 @@ for c, o, k, g, size in ((64, 96, 3, 1, 28), (256, 128, 3, 1, 7), (96, 96, 5, 96
     out.append(run(x, torch.randn(o, c // g, k, k), torch.randn(o), padding=(k // 2, k // 2), groups=g))
 x = torch.randn(2, 64, 21, 30).to(memory_format=torch.channels_last)
 out.append(run(x, torch.randn(96, 64, 3, 3), torch.randn(96), padding=(1, 1), winograd=True))
+for group, stride in ((4, 1), (4, 2), (8, 1), (8, 2)):
+    x = torch.randn(2, 48, 21, 30).to(memory_format=torch.channels_last)
+    out.append(run(x, torch.randn(48, group, 3, 3), torch.randn(48), None, (stride, stride), (1, 1),
+                   groups=48 // group, small_groups=True))
 for c, o, k, g, size, stride in ((64, 96, 3, 1, 28, 1), (250, 56, 3, 1, 7, 1), (64, 72, 3, 4, 20, 2),
                                  (64, 250, 1, 1, 28, 1), (1602, 40, 1, 1, 9, 2)):
     x = torch.randn(2, c, size, size).to(memory_format=torch.channels_last).bfloat16().float()

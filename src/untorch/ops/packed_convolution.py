@@ -2,7 +2,8 @@
 
 y = activation(conv(x, W) + bias) + residual, or activation(conv(x, W) + bias + residual). The weight
 [O, C/groups, kh, kw] is stored as [groups, ceil(o / 16), kh · kw · c, 16], with o = O/groups outputs and c = C/groups
-inputs of a group and zeros behind o; of a depthwise convolution (c = o = 1) as [ceil(C / 16), kh · kw, 16]; for
+inputs of a group and zeros behind o; of 3 x 3 kernels with c = o = 4 or 8 as [1, O / 16, kh · kw · c, 16], several
+groups side by side; of a depthwise convolution (c = o = 1) as [ceil(C / 16), kh · kw, 16]; for
 Winograd's F(2 x 2, 3 x 3) transformed, as [16, O / 16, C, 16]. A bfloat16 weight is stored in pairs of channels,
 [groups, ceil(o / 16), kh · kw · c / 2, 16, 2]: where the CPU has AVX512_BF16 the input is rounded to bfloat16 and
 multiplied in pairs, elsewhere the weight is widened; sums, bias, residual and result are float32. The implementation
@@ -15,6 +16,7 @@ chain of convolutions only.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import cache
 from typing import Any
 
@@ -29,11 +31,13 @@ __all__ = [
     "OPERATOR",
     "is_depthwise",
     "pack_bfloat16_weight",
+    "pack_small_groups_weight",
     "pack_weight",
     "pack_winograd_weight",
     "packed_convolution",
     "register_lowering",
     "serves_bfloat16",
+    "serves_small_groups",
     "unpack_weight",
     "unpack_winograd_weight",
 ]
@@ -58,6 +62,26 @@ def is_depthwise(channels: int, out_channels: int, groups: int) -> bool:
 
 def _ceil(value: int) -> int:
     return -(-value // BLOCK)
+
+
+def serves_small_groups(channels: int, out_channels: int, lists: Sequence[list[int]], groups: int) -> bool:
+    """Whether there is a kernel for several groups side by side. ``lists``: kernel, stride, padding, dilation."""
+    kernel, stride, _, dilation = lists
+    return (
+        groups > 1
+        and channels == out_channels
+        and channels % BLOCK == 0
+        and channels // groups in (4, 8)
+        and kernel == [3, 3]
+        and dilation == [1, 1]
+        and stride in ([1, 1], [2, 2])
+    )
+
+
+def pack_small_groups_weight(weight: torch.Tensor) -> torch.Tensor:
+    """Packs W [O, c, kh, kw] with the groups' outputs side by side, as the module's docstring says."""
+    rows = weight.permute(0, 2, 3, 1).flatten(1)
+    return rows.reshape(1, -1, BLOCK, rows.shape[1]).transpose(2, 3).contiguous()
 
 
 def pack_weight(weight: torch.Tensor, groups: int) -> torch.Tensor:
@@ -87,14 +111,15 @@ def pack_bfloat16_weight(weight: torch.Tensor, groups: int) -> torch.Tensor:
     return packed.reshape(*sizes, rows // 2, 2, block).transpose(-2, -1).contiguous()
 
 
-def unpack_weight(packed: torch.Tensor, out_channels: int, kernel: list[int], groups: int) -> torch.Tensor:
-    """The inverse of ``pack_weight`` and ``pack_bfloat16_weight``: [O, C/groups, kh, kw]."""
+def unpack_weight(packed: torch.Tensor, out_channels: int, kernel: list[int]) -> torch.Tensor:
+    """The inverse of the functions that pack a weight, but for Winograd's: [O, C/groups, kh, kw]."""
     height, width = kernel
     if packed.dim() == 5:
         packed = packed.transpose(-2, -1).flatten(2, 3)
     if packed.dim() == 3:
         rows = packed.transpose(1, 2).reshape(-1, 1, height, width)
         return rows[:out_channels].contiguous()
+    groups = packed.shape[0]
     outputs, inputs = out_channels // groups, packed.shape[2] // (height * width)
     rows = packed.transpose(2, 3).reshape(groups, -1, packed.shape[2])[:, :outputs]
     return rows.reshape(out_channels, height, width, inputs).permute(0, 3, 1, 2).contiguous()
@@ -163,6 +188,8 @@ def _output_shape(
     else:
         rows = taps * (channels // groups)
         packed: tuple[int, ...] = (groups, _ceil(out_channels // groups), rows, BLOCK)
+        if weight.shape[0] == 1 and serves_small_groups(channels, out_channels, lists, groups):
+            packed = (1, out_channels // BLOCK, rows, BLOCK)
         if weight.dtype == torch.bfloat16:
             packed = (*packed[:2], rows // 2, BLOCK, 2)
         _expect("weight", "the packed shape", weight, packed)
@@ -207,7 +234,7 @@ def packed_convolution(
     """
     lists = (kernel, stride, padding, dilation)
     _output_shape(x, weight, bias, residual, out_channels, lists, groups, activation, winograd)
-    plain = unpack_winograd_weight(weight) if winograd else unpack_weight(weight, out_channels, kernel, groups)
+    plain = unpack_winograd_weight(weight) if winograd else unpack_weight(weight, out_channels, kernel)
     if plain.dtype == torch.bfloat16:
         x, plain = x.to(torch.bfloat16).to(x.dtype), plain.to(x.dtype)
     y = F.conv2d(x, plain, bias, stride, padding, dilation, groups)

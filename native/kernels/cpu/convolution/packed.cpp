@@ -122,6 +122,22 @@ void run_depthwise(const ConvolutionCall& call) {
   });
 }
 
+void run_small_groups(const ConvolutionCall& call) {
+  const PackedConvolution& p = *call.problem;
+  const std::int64_t rows = p.batch * p.output[0], panels = p.groups * p.out_channels / kPackWidth;
+  const std::int64_t threads = omp_in_parallel() ? 1 : omp_get_max_threads();
+  const bool parallel = threads > 1 && operations(p) > 2e5;
+  const std::int64_t tasks = parallel ? kTasksPerThread * threads : 1;
+  const bool by_channels = rows < 8 * tasks && panels >= tasks;
+  const std::int64_t size = by_channels ? panels : rows, parts = std::min(size, tasks);
+  for_each_item(parts, parallel, [&](std::int64_t i) {
+    const std::int64_t first = size * i / parts, last = size * (i + 1) / parts;
+    UNTORCH_ISA_CALL(small_groups_slice)
+    (call, by_channels ? 0 : first, by_channels ? rows : last, by_channels ? first * kPackWidth : 0,
+     (by_channels ? last : panels) * kPackWidth);
+  });
+}
+
 constexpr std::int64_t kWinogradBytes = 768 << 10;  // of transformed input in the L2
 
 void run_winograd(const ConvolutionCall& call) {
@@ -207,7 +223,7 @@ void run_bf16(ConvolutionCall call) {
 }  // namespace
 
 bool serves_bf16(const PackedConvolution& p) {
-  return !p.winograd && !p.depthwise() && p.in_channels % 2 == 0 && !pads_beforehand(p);
+  return !p.winograd && !p.small_groups && !p.depthwise() && p.in_channels % 2 == 0 && !pads_beforehand(p);
 }
 
 bool serves_winograd(const PackedConvolution& p) {
@@ -215,9 +231,16 @@ bool serves_winograd(const PackedConvolution& p) {
          p.in_channels % kPackWidth == 0 && p.out_channels % kPackWidth == 0;
 }
 
+bool serves_small_groups(const PackedConvolution& p) {
+  return p.groups > 1 && p.in_channels == p.out_channels && (p.in_channels == 4 || p.in_channels == 8) &&
+         p.groups * p.in_channels % kPackWidth == 0 && p.kernel == Pair{3, 3} && p.dilation == Pair{1, 1} &&
+         (p.stride == Pair{1, 1} || p.stride == Pair{2, 2});
+}
+
 std::int64_t packed_convolution_size(const PackedConvolution& p) {
   if (p.winograd) return 16 * p.in_channels * p.out_channels;
   if (p.depthwise()) return ceil_div(p.groups, kPackWidth) * p.taps() * kPackWidth;
+  if (p.small_groups) return p.groups * p.out_channels * p.reduction();
   return p.groups * packed_size(p.out_channels, p.reduction());
 }
 
@@ -251,6 +274,7 @@ void convolution_packed(const PackedConvolution& p, const float* input, ImageStr
   }
   call.zeros = zeros(p.groups * p.in_channels);
   if (p.winograd) return run_winograd(call);
+  if (p.small_groups) return run_small_groups(call);
   p.depthwise() ? run_depthwise(call) : run(call);
 }
 

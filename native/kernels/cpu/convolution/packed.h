@@ -13,8 +13,9 @@ struct PackedConvolution {
   std::int64_t batch, groups;
   std::int64_t in_channels, out_channels;  // of one group
   std::array<std::int64_t, 2> input, kernel, output, stride, padding, dilation;
-  bool winograd;  // the weight is transformed: see serves_winograd()
-  bool bf16;      // the weight is bfloat16, in pairs of channels: see serves_bf16()
+  bool winograd;      // the weight is transformed: see serves_winograd()
+  bool bf16;          // the weight is bfloat16, in pairs of channels: see serves_bf16()
+  bool small_groups;  // panels of the weight hold several groups: see serves_small_groups()
   Epilogue epilogue;
 
   bool depthwise() const noexcept { return in_channels == 1 && out_channels == 1 && groups > 1; }
@@ -34,9 +35,13 @@ bool serves_winograd(const PackedConvolution& problem);
 // Whether the kernels take a weight of bfloat16: an even number of channels, not depthwise, not Winograd.
 bool serves_bf16(const PackedConvolution& problem);
 
-// Elements that the packed weight has: [groups][ceil(out/16)][kernel][in][16], zero-padded in the output channels; of a
-// depthwise convolution [ceil(groups/16)][kernel][16]; of a Winograd convolution [16][out/16][in][16]; of bfloat16
-// [groups][ceil(out/16)][kernel][in/2][16][2].
+// Whether the kernel for small groups takes the problem: 3×3, no dilation, stride 1 or 2, groups of 4 or 8 channels, in
+// and out, a multiple of 16 channels in all.
+bool serves_small_groups(const PackedConvolution& problem);
+
+// Elements that the packed weight has: [groups][ceil(out/16)][kernel][in][16], zero-padded in the output channels; of
+// small groups [groups·out/16][kernel][in][16]; of a depthwise convolution [ceil(groups/16)][kernel][16]; of a Winograd
+// convolution [16][out/16][in][16]; of bfloat16 [groups][ceil(out/16)][kernel][in/2][16][2].
 std::int64_t packed_convolution_size(const PackedConvolution& problem);
 
 // Whether the kernel pads the input itself, which then may have any strides: few channels, a kernel that is wide.

@@ -59,6 +59,9 @@ UNTORCH_ISA_DECLARE(
     // Output rows [row0, row1) of all images; channels [channel0, channel1), or all of them.
     void depthwise_slice(const ConvolutionCall& call, std::int64_t row0, std::int64_t row1, std::int64_t channel0,
                          std::int64_t channel1, void* workspace);
+    // The same for small groups, and a multiple of 16 channels.
+    void small_groups_slice(const ConvolutionCall& call, std::int64_t row0, std::int64_t row1, std::int64_t channel0,
+                            std::int64_t channel1);
     std::int64_t winograd_workspace(std::int64_t tiles, std::int64_t channels);
     // 2×2 output tiles [tile0, tile1), row by row of all images, all channels.
     void winograd_slice(const ConvolutionCall& call, std::int64_t tile0, std::int64_t tile1, void* workspace);)

@@ -35,9 +35,11 @@ from untorch.ops.packed_convolution import (
     BLOCK,
     OPERATOR,
     pack_bfloat16_weight,
+    pack_small_groups_weight,
     pack_weight,
     pack_winograd_weight,
     serves_bfloat16,
+    serves_small_groups,
 )
 
 __all__ = ["ROUNDED_FROM", "pack_convolutions"]
@@ -153,6 +155,8 @@ def _split_transposed(module: fx.GraphModule) -> None:
 def _pack(weight: torch.Tensor, groups: int, form: str) -> torch.Tensor:
     if form == "winograd":
         return pack_winograd_weight(weight)
+    if form == "small groups":
+        return pack_small_groups_weight(weight)
     return pack_bfloat16_weight(weight, groups) if form == "bfloat16" else pack_weight(weight, groups)
 
 
@@ -209,7 +213,7 @@ def _replace(graph: fx.Graph, chain: Chain, packer: _Packer) -> None:
 
 
 def _form(node: fx.Node, arguments: dict[str, Any]) -> str:
-    """How the weight is stored: "plain", "winograd", or "bfloat16" where the model's convolution is in that type.
+    """How the weight is stored: "plain", "winograd", "small groups", or "bfloat16" as the model's convolution.
 
     Winograd stays float32: where there is no AVX512_BF16 it is faster than the direct kernels, elsewhere as fast.
     """
@@ -217,6 +221,8 @@ def _form(node: fx.Node, arguments: dict[str, Any]) -> str:
         return "winograd"
     out_channels, inputs, *kernel = arguments["weight"].meta["val"].shape
     groups = arguments["groups"]
+    if len(kernel) == 2 and serves_small_groups(inputs * groups, out_channels, sizes_of(arguments, kernel), groups):
+        return "small groups"
     serves = serves_bfloat16(inputs * groups, out_channels, [1, *kernel][-2:], groups)
     return "bfloat16" if serves and node.meta.get(ROUNDED_FROM) == torch.bfloat16 else "plain"
 

@@ -218,7 +218,7 @@ class _Rewriter:
         if given["winograd"]:
             plain = packed_convolution.unpack_winograd_weight(packed)
         else:
-            plain = packed_convolution.unpack_weight(packed, out_channels, kernel, groups)
+            plain = packed_convolution.unpack_weight(packed, out_channels, kernel)
         rows = plain.reshape(out_channels, -1)
         values, scales = quantize_int8(rows)
         weight, sums = int8_convolution.pack_int8_convolution(values.reshape(plain.shape), groups)

@@ -46,7 +46,7 @@ _BETWEEN = _EPILOGUE | {
     _aten.prelu.default, _aten.softplus.default, _aten.exp.default, _aten.neg.default, _aten.channel_shuffle.default,
     _aten.pixel_shuffle.default, _aten.pixel_unshuffle.default, _aten.reshape.default, _aten.view.default,
     _aten.flatten.using_ints, _aten.unsqueeze.default, _aten.squeeze.dim, _aten.transpose.int, _aten.permute.default,
-    _aten.slice.Tensor, _aten.contiguous.default, _aten.clone.default, _aten.dropout.default,
+    _aten.slice.Tensor, _aten.alias.default, _aten.contiguous.default, _aten.clone.default, _aten.dropout.default,
 }  # fmt: skip
 
 

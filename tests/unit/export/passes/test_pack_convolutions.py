@@ -89,7 +89,7 @@ def test_pack_and_unpack(outputs: int, inputs: int, groups: int, kernel: tuple[i
         assert packed.shape == (-(-groups // 16), kernel[0] * kernel[1], 16)
     else:
         assert packed.shape == (groups, -(-outputs // 16), kernel[0] * kernel[1] * inputs, 16)
-    assert torch.equal(unpack_weight(packed, groups * outputs, list(kernel), groups), weight)
+    assert torch.equal(unpack_weight(packed, groups * outputs, list(kernel)), weight)
 
 
 def test_pack_and_unpack_for_winograd() -> None:
@@ -118,6 +118,29 @@ def test_which_convolutions_use_winograd(convolution: nn.Conv2d, size: int, wino
     assert only_call(module).args[13] is winograd
 
 
+@pytest.mark.parametrize(
+    ("convolution", "small"),
+    [
+        (nn.Conv2d(32, 32, 3, padding=1, groups=8), True),
+        (nn.Conv2d(32, 32, 3, padding=1, groups=4, stride=2), True),
+        (nn.Conv2d(32, 32, 3, padding=1, groups=2), False),
+        (nn.Conv2d(40, 40, 3, padding=1, groups=10), False),
+        (nn.Conv2d(32, 64, 3, padding=1, groups=8), False),
+        (nn.Conv2d(32, 32, 3, padding=2, groups=8, dilation=2), False),
+        (nn.Conv2d(32, 32, 3, padding=1, groups=8, stride=(1, 2)), False),
+        (nn.Conv2d(32, 32, 5, padding=2, groups=8), False),
+    ],
+)
+def test_which_groups_lie_side_by_side(convolution: nn.Conv2d, small: bool) -> None:
+    x = torch.randn(2, convolution.in_channels, 9, 10)
+    module, _ = run(nn.Sequential(convolution, nn.SiLU()), x)
+    packed = getattr(module, str(only_call(module).args[1].target))  # type: ignore[union-attr]
+    assert (packed.shape[0] == 1) is small
+    assert torch.equal(
+        unpack_weight(packed, convolution.out_channels, list(convolution.kernel_size)), convolution.weight
+    )
+
+
 @pytest.mark.parametrize("activation", ACTIVATIONS)
 @pytest.mark.parametrize("residual_first", [False, True])
 def test_reference(activation: str, residual_first: bool) -> None:
@@ -136,7 +159,7 @@ def test_reference_with_a_bfloat16_weight(groups: int) -> None:
     packed = pack_bfloat16_weight(weight, groups)
     assert packed.shape == (groups, 1, 9 * 10 // groups, 16, 2) and packed.dtype == torch.bfloat16
     plain = weight.bfloat16()
-    assert torch.equal(unpack_weight(packed, 6, [3, 3], groups), plain)
+    assert torch.equal(unpack_weight(packed, 6, [3, 3]), plain)
     y = packed_convolution(
         **(ARGUMENTS | {"x": x, "weight": packed, "bias": bias, "out_channels": 6, "groups": groups})
     )
