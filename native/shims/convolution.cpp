@@ -273,7 +273,8 @@ bool serves_grouped_gemm(const Problem& p) {
     return false;
   }
   const bool few = s.batch * s.output_size() <= kFewPositions;
-  return s.kernel_size() >= (few ? kLargeKernel : kHugeKernel) && (few || dtype != DType::kFloat32);
+  if (s.kernel_size() < (few ? kLargeKernel : kHugeKernel) || (!few && dtype == DType::kFloat32)) return false;
+  return cuda::try_blas(nullptr) != nullptr;
 }
 
 template <class On>
