@@ -141,10 +141,7 @@ class RecordingStream {
   explicit RecordingStream(int device) : lock_(mutex()) {
     static auto& streams = *new std::map<int, Stream>;
     Stream& made = streams[device];
-    if (made == nullptr) {
-      const RelaxedCapture relaxed;
-      check_driver(driver().stream_create(&made, kStreamNonBlocking), "creating a stream");
-    }
+    if (made == nullptr) check_driver(driver().stream_create(&made, kStreamNonBlocking), "creating a stream");
     stream_ = made;
   }
   Stream get() const noexcept { return stream_; }
@@ -244,6 +241,7 @@ bool RepeatedCall::is_second(Stream stream) noexcept {
 
 void RepeatedCall::record(int device, std::span<const DevicePtr> addresses,
                           const RecordedLaunches::Enqueue& enqueue) try {
+  const RelaxedCapture relaxed;  // another thread may be capturing
   recorded_ = RecordedLaunches::record(device, addresses, enqueue);
   launches_.store(recorded_.get(), std::memory_order_release);
 } catch (const std::exception&) {
