@@ -90,7 +90,9 @@ def build(name: str, dtype: str, compiled: bool) -> dict[str, Any]:
                 export(model, args, path, device="cuda", progress=False)
             found[kind] = {"seconds": time.perf_counter() - begin, "bytes": path.stat().st_size}
         except Exception as error:
-            found[kind] = {"error": f"{type(error).__name__}: {str(error)[:600]}"}
+            # A compiler's error goes on with its command: paths of the machine.
+            text = str(error).split("\n\nCommand:")[0]
+            found[kind] = {"error": f"{type(error).__name__}: {text[:600]}"}
     if compiled:  # what it compiles lies in Inductor's cache then
         with contextlib.suppress(Exception), torch.no_grad():
             torch.compile(model, mode="reduce-overhead")(*args)

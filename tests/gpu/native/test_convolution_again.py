@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -11,6 +10,7 @@ import pytest
 import torch
 
 from tests.gpu.native.captured import captured
+from tests.gpu.native.threads import differing
 from tests.native.shim import I32, Opt, call, use_torch_stream
 from untorch.ops.fused_convolution import stored_weight
 
@@ -121,22 +121,4 @@ def test_a_graph_has_the_kernels() -> None:
 def test_threads_share_the_kernels() -> None:
     problem = PROBLEMS["3x3"]
     convolve = fused(problem[2:])
-    given = [operands(problem, torch.bfloat16, True) for _ in range(4)]
-    use_torch_stream()
-    want = [convolve(*one) for one in given]
-    torch.cuda.synchronize()
-    wrong: list[int] = []
-
-    def work(i: int) -> None:
-        with torch.cuda.stream(torch.cuda.Stream()):
-            use_torch_stream()
-            for _ in range(50):
-                if not torch.equal(convolve(*given[i]), want[i]):
-                    wrong.append(i)
-
-    threads = [threading.Thread(target=work, args=(i,)) for i in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert not wrong
+    assert not differing(lambda one: convolve(*one), [operands(problem, torch.bfloat16, True) for _ in range(4)])

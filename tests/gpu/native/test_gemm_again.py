@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable
 
 import pytest
 import torch
 
+from tests.gpu.native.threads import differing
 from tests.native.shim import I32, Opt, call, use_torch_stream
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
@@ -140,22 +140,4 @@ def test_a_graph_has_the_kernels(name: str) -> None:
 
 
 def test_threads_share_the_kernels() -> None:
-    use_torch_stream()
-    given = [PROBLEMS["bias"]() for _ in range(4)]
-    want = [run(*one).clone() for one in given]
-    torch.cuda.synchronize()
-    wrong: list[int] = []
-
-    def work(i: int) -> None:
-        with torch.cuda.stream(torch.cuda.Stream()):
-            use_torch_stream()
-            for _ in range(50):
-                if not torch.equal(run(*given[i]), want[i]):
-                    wrong.append(i)
-
-    threads = [threading.Thread(target=work, args=(i,)) for i in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert not wrong
+    assert not differing(lambda one: run(*one), [PROBLEMS["bias"]() for _ in range(4)])

@@ -134,7 +134,9 @@ def test_which_convolutions_use_winograd(convolution: nn.Conv2d, size: int, wino
 def test_which_groups_lie_side_by_side(convolution: nn.Conv2d, small: bool) -> None:
     x = torch.randn(2, convolution.in_channels, 9, 10)
     module, _ = run(nn.Sequential(convolution, nn.SiLU()), x)
-    packed = getattr(module, str(only_call(module).args[1].target))  # type: ignore[union-attr]
+    source = only_call(module).args[1]
+    assert isinstance(source, fx.Node)
+    packed = getattr(module, str(source.target))
     assert (packed.shape[0] == 1) is small
     assert torch.equal(
         unpack_weight(packed, convolution.out_channels, list(convolution.kernel_size)), convolution.weight
