@@ -74,23 +74,23 @@ namespace cuda {  // floating dtypes
 int convolution_direct(const ConvolutionShape& shape, bool transposed, DType dtype, const void* input,
                        const ConvolutionStrides& input_strides, const void* weight,
                        const ConvolutionStrides& weight_strides, const void* bias, void* output, Stream stream);
-// output[c, kernel…, count], dense: what the kernel reads of one image, [groups*in, d, h, w] with any strides, for
-// `count` output positions from `first` on. The shape's batch is not read.
-int convolution_columns(const ConvolutionShape& shape, DType dtype, const void* input,
-                        const ConvolutionStrides& input_strides, std::int64_t first, std::int64_t count, void* output,
-                        Stream stream);
+// What the kernel reads of one image, [d, h, w, groups*in], for `count` output positions from `first` on:
+// output[groups, count, kernel…, in]. Both are dense. The shape's batch is not read.
+int convolution_columns(const ConvolutionShape& shape, DType dtype, const void* input, std::int64_t first,
+                        std::int64_t count, void* output, Stream stream);
 // Depthwise problems of row-major images, [n, c, h, w] with a weight [c, 1, k, k] of k = 3, 5 or 7, stride 1 or 2 and
 // no dilation; kNoKernel for others. All tensors are dense.
 bool serves_depthwise_rows(const ConvolutionShape& shape);
 int convolution_depthwise_rows(const ConvolutionShape& shape, DType dtype, const void* input, const void* weight,
                                const void* bias, void* output, Stream stream);
-// Depthwise problems of channels-last images in float32 and the half types, of the same kernels and strides, where the
-// channels are a multiple of 8 bytes; kNoKernel for others, and for pointers that are not aligned to 8 bytes. The
-// weight is [kernel…, channels]. output = activation(convolution + bias + residual).
-bool serves_depthwise_channels_last(const ConvolutionShape& shape, DType dtype);
-int convolution_depthwise_channels_last(const ConvolutionShape& shape, DType dtype, const void* input,
-                                        const void* weight, const void* bias, const void* residual,
-                                        const ConvolutionEpilogue& epilogue, void* output, Stream stream);
+// Depthwise problems of images and volumes in float32 and the half types; kNoKernel for others. The weight is
+// [channels, kernel…], or [kernel…, channels] channels last. output = activation(convolution + bias + residual).
+// Fastest channels last for kernels of 3, 5 and 7 squared with stride 1 or 2 and no dilation, and channels and pointers
+// that are multiples of 8 bytes.
+bool serves_depthwise(const ConvolutionShape& shape, DType dtype);
+int convolution_depthwise(const ConvolutionShape& shape, DType dtype, const void* input, const void* weight,
+                          const void* bias, const void* residual, const ConvolutionEpilogue& epilogue, void* output,
+                          Stream stream);
 // output[n, o, …] = activation(output + bias[o] + residual); bias and residual may be null, and the epilogue's binary
 // step is not read. Output and residual are dense in the shape's format. Sums run in float for the half types and are
 // rounded once.

@@ -252,54 +252,59 @@ void depthwise_rows(const On& on, const Problem& p) {
 }
 
 template <class On>
-bool depthwise_channels_last(const On& on, const Problem& p) {
-  if (!kernels::cuda::serves_depthwise_channels_last(p.shape, p.input.dtype())) return false;
-  const TensorPtr x = channels_last_contiguous(p.input), w = depthwise_weight(p.weight);
-  const int status =
-      kernels::cuda::convolution_depthwise_channels_last(p.shape, p.input.dtype(), x->raw(), w->raw(), p.bias_data(),
-                                                         p.residual_data(), p.epilogue, p.out.raw(), on.stream());
-  if (status == kernels::cuda::kNoKernel) return false;  // an operand is not aligned
-  on.launched(status);
-  return true;
+void depthwise(const On& on, const Problem& p) {
+  const bool last = p.shape.channels_last;
+  const TensorPtr x = last ? channels_last_contiguous(p.input) : contiguous(p.input);
+  const TensorPtr w = last ? depthwise_weight(p.weight) : contiguous(p.weight);
+  on.launched(kernels::cuda::convolution_depthwise(p.shape, p.input.dtype(), x->raw(), w->raw(), p.bias_data(),
+                                                   p.residual_data(), p.epilogue, p.out.raw(), on.stream()));
 }
 
 // Groups with large kernels, as a GEMM a group: cuDNN launches a kernel a group for them, which few output positions do
-// not fill the GPU with, and of 128 positions and more none of these uses the tensor cores for the half types.
+// not fill the GPU with. Where there are many, its kernels for the half types lose the tensor cores, row-major
+// somewhere between 63 and 128 kernel positions and channels last before; those for float32 are slow channels last.
 bool serves_grouped_gemm(const Problem& p) {
-  constexpr std::int64_t kLargeKernel = 16, kHugeKernel = 128, kLeastChannels = 16, kFewPositions = 128;
+  constexpr std::int64_t kLeastChannels = 16, kFewPositions = 128, kLargeKernel = 16, kHugeKernel = 128;
   const ConvolutionShape& s = p.shape;
   const DType dtype = p.out.dtype();
-  if (s.groups == 1 || s.in_channels < kLeastChannels || p.transposed || s.channels_last || dtype == DType::kFloat64) {
-    return false;
+  if (s.groups == 1 || s.in_channels < kLeastChannels || p.transposed || dtype == DType::kFloat64) return false;
+  if (s.channels_last || s.batch * s.output_size() <= kFewPositions) {
+    return s.kernel_size() >= kLargeKernel && cuda::try_blas(nullptr) != nullptr;
   }
-  const bool few = s.batch * s.output_size() <= kFewPositions;
-  if (s.kernel_size() < (few ? kLargeKernel : kHugeKernel) || (!few && dtype == DType::kFloat32)) return false;
-  return cuda::try_blas(nullptr) != nullptr;
+  return dtype != DType::kFloat32 && s.kernel_size() >= kHugeKernel && cuda::try_blas(nullptr) != nullptr;
 }
 
+// Channels last: rows that are dense along k and along the outputs are those that cuBLASLt's kernels for tensor cores
+// take, whatever the number of positions.
 template <class On>
 void grouped_gemm(const On& on, const Problem& p) {
+  if (!p.shape.channels_last) {
+    const TensorPtr out = empty_format(p.out.sizes(), p.out.dtype(), true, p.out.device());
+    ConvolutionShape shape = p.shape;
+    shape.channels_last = true;
+    grouped_gemm(on, {shape, false, p.input, p.weight, p.bias, *out});
+    copy(p.out, *out);
+    return;
+  }
   constexpr std::int64_t kMostElements = std::int64_t{1} << 25;  // of the columns, which L2 keeps in part
   const ConvolutionShape& s = p.shape;
   const DType dtype = p.out.dtype();
   const std::int64_t depth = s.in_channels * s.kernel_size(), positions = s.output_size(), size = element_size(dtype);
   const std::int64_t part = std::clamp(kMostElements / (s.groups * depth), std::int64_t{1}, positions);
-  const TensorPtr w = contiguous(p.weight);
-  const TensorPtr columns = Tensor::empty(Dims{s.groups, depth, part}, dtype, p.out.device());
-  const ConvolutionStrides strides = strides_of(p.input);
-  const auto* const images = static_cast<const char*>(p.input.raw());
-  auto* const results = static_cast<char*>(p.out.raw());
+  const std::int64_t channels = s.groups * s.out_channels;
+  const TensorPtr x = channels_last_contiguous(p.input), w = channels_last_contiguous(p.weight);
+  const TensorPtr columns = Tensor::empty(Dims{s.groups, part, depth}, dtype, p.out.device());
+  const std::int64_t image_bytes = s.groups * s.in_channels * s.input_size() * size;
   for (std::int64_t n = 0; n < s.batch; ++n) {
     for (std::int64_t first = 0; first < positions; first += part) {
       const std::int64_t count = std::min(part, positions - first);
-      on.launched(kernels::cuda::convolution_columns(s, dtype, images + n * strides.at[0] * size, strides, first, count,
-                                                     columns->raw(), on.stream()));
-      const std::int64_t at = n * s.groups * s.out_channels * positions + first;
+      on.launched(kernels::cuda::convolution_columns(s, dtype, static_cast<const char*>(x->raw()) + n * image_bytes,
+                                                     first, count, columns->raw(), on.stream()));
+      void* const to = static_cast<char*>(p.out.raw()) + (n * positions + first) * channels * size;
       CudaGemm gemm;
-      gemm.a = {w->raw(), dtype, s.groups, s.out_channels, depth, s.out_channels * depth, depth, 1};
-      gemm.b = {columns->raw(), dtype, s.groups, depth, count, depth * count, count, 1};
-      gemm.out = {results + at * size,        dtype,     s.groups, s.out_channels, count,
-                  s.out_channels * positions, positions, 1};
+      gemm.a = {columns->raw(), dtype, s.groups, count, depth, depth * count, depth, 1};
+      gemm.b = {w->raw(), dtype, s.groups, depth, s.out_channels, s.out_channels * depth, 1, depth};
+      gemm.out = {to, dtype, s.groups, count, s.out_channels, s.out_channels, channels, 1};
       gemm_cuda("convolution", on, gemm);
     }
   }
@@ -342,9 +347,9 @@ bool cudnn_row_major(const On& on, const Problem& p) {
   return true;
 }
 
-// Which backend computes a convolution on CUDA. Depthwise problems are bound by DRAM: images go to kernels of ours;
-// what they do not serve goes to cuDNN, if it is channels last (5 times as fast there as the direct kernel), and else
-// to the direct one. Groups with large kernels are GEMMs. Everything else is cuDNN's. What cuDNN has no deterministic
+// Which backend computes a convolution on CUDA. Depthwise problems are bound by memory and go to kernels of ours; what
+// they do not serve goes to cuDNN, if it is channels last (5 times as fast there as the direct kernel), and else to the
+// direct one. Groups with large kernels are GEMMs. Everything else is cuDNN's. What cuDNN has no deterministic
 // engine for in one layout is tried row-major; what it refuses there too (more than 2^31 elements, output padding that
 // is not smaller than the stride) the direct kernel computes as well.
 template <class On>
@@ -356,7 +361,10 @@ void compute_on_cuda(const On& on, const Problem& p) {
     depthwise_rows(on, p);
     return;
   }
-  if (p.depthwise() && depthwise_channels_last(on, p)) return;
+  if (p.depthwise() && kernels::cuda::serves_depthwise(p.shape, p.input.dtype())) {
+    depthwise(on, p);
+    return;
+  }
   if (some && serves_grouped_gemm(p)) {
     grouped_gemm(on, p);
     return;

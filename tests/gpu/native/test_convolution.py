@@ -104,6 +104,8 @@ def test_layers(
         ((2, 48, 10, 11), (36, 16, 5, 5), [1, 2], [2, 0], [1, 2]),
         ((1, 32, 5, 6, 7), (4, 16, 3, 3, 3), [1, 2, 1], [1, 0, 1], [1, 1, 2]),
         ((2, 512, 900), (512, 128, 128), [1], [64], [1]),  # its columns in parts
+        ((2, 768, 1, 49), (768, 48, 1, 128), [1, 1], [0, 64], [1, 1]),
+        ((1, 34, 12, 9), (6, 17, 4, 5), [1, 1], [1, 0], [1, 1]),  # channels that are not whole chunks
     ],
 )
 def test_groups_with_large_kernels(
@@ -120,6 +122,46 @@ def test_groups_with_large_kernels(
     args = (stride, padding, dilation, False, [0] * len(stride), x[1] // w[1])
     got = check(images, weight, bias, *args)
     assert torch.equal(check(images.transpose(-1, -2).contiguous().transpose(-1, -2), weight, bias, *args), got)
+    if images.dim() > 3:
+        last = LAST[images.dim()]
+        check(images.to(memory_format=last), weight.to(memory_format=last), bias, *args)
+        check(images, weight.to(memory_format=last), bias, *args)  # channels last is the result alone
+
+
+@settings(max_examples=150, deadline=None)
+@given(data=st.data())
+def test_depthwise_of_any_size(data: st.DataObject) -> None:
+    draw = data.draw
+    n, dtype = draw(st.integers(1, 3)), draw(st.sampled_from(DTYPES))
+    generator = torch.Generator().manual_seed(draw(st.integers(0, 2**31 - 1)))
+    channels = draw(st.integers(2, 40))
+    kernel = [draw(st.integers(1, 11)) for _ in range(n)]
+    stride, dilation = ([draw(st.integers(1, 3)) for _ in range(n)] for _ in range(2))
+    padding = [draw(st.integers(0, 2 * k)) for k in kernel]
+    size = [
+        draw(st.integers(max(1 + d * (k - 1) - 2 * p, 1), 34))
+        for k, d, p in zip(kernel, dilation, padding, strict=True)
+    ]
+    x = torch.randn(draw(st.integers(1, 2)), channels, *size, generator=generator).to(dtype).cuda()
+    w = torch.randn(channels, 1, *kernel, generator=generator).to(dtype).cuda()
+    bias = torch.randn(channels, generator=generator).to(dtype).cuda() if draw(st.booleans()) else None
+    check(x, w, bias, stride, padding, dilation, False, [0] * n, channels)
+
+
+def test_many_depthwise_outputs() -> None:
+    """So many that a thread computes several."""
+    for dtype in DTYPES:
+        x = torch.randn(4, 64, 120, 131, device="cuda").to(dtype)
+        x[0, 0, 50, 50] = torch.inf
+        for kernel, dilation in (((1, 9), (1, 1)), ((5, 5), (2, 3))):
+            w = torch.randn(64, 1, *kernel, device="cuda").to(dtype)
+            args = ([1, 1], [k // 2 for k in kernel], list(dilation), False, [0, 0], 64)
+            for image in (x, x.to(memory_format=torch.channels_last)):
+                got = convolve(image, w, None, *args)
+                want = torch.ops.aten.convolution(x.double(), w.double(), None, *args)
+                finite = want.isfinite()
+                assert torch.equal(got.isfinite(), finite)
+                torch.testing.assert_close(got.double()[finite], want[finite], rtol=1e-2, atol=5e-2)
 
 
 def test_strides_are_torchs() -> None:

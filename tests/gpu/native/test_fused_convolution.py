@@ -133,10 +133,10 @@ def test_nan_stays(dtype: torch.dtype, channels: int) -> None:
 @pytest.mark.parametrize("stride", [1, 2])
 @pytest.mark.parametrize("kernel", [3, 5, 7])
 def test_depthwise(kernel: int, stride: int, dtype: torch.dtype) -> None:
-    """Of whole vectors of channels (our kernel) and of others; few threads and many; all activations."""
+    """Of whole vectors of channels and of others; few threads and many; all activations."""
     shapes = [
         (1, 8, 7, 7, kernel // 2, "silu"), (2, 24, 14, 15, 0, "hardswish"), (1, 40, 33, 57, kernel - 1, "relu6"),
-        (3, 16, 8, 130, 1, "gelu"), (2, 6, 9, 9, 1, "relu"), (16, 64, 112, 112, kernel // 2, "none"),
+        (3, 16, 8, 130, 1, "gelu"), (2, 6, 9, 9, 1, "relu"), (2, 7, 9, 9, 1, "relu"), (16, 64, 112, 112, kernel // 2, "none"),
         (1, 96, 56, 56, kernel // 2, "gelu_tanh"), (1, 32, 20, 20, 1, "sigmoid"), (1, 32, 20, 20, 1, "tanh"),
         (1, 32, 20, 20, 1, "hardsigmoid"),
     ]  # fmt: skip
@@ -148,6 +148,27 @@ def test_depthwise(kernel: int, stride: int, dtype: torch.dtype) -> None:
         bias = torch.randn(channels, device="cuda").to(dtype) if number % 2 else None
         args = ([stride] * 2, [padding] * 2, [1, 1], False, [0, 0], channels)
         check(x, w, bias, number % 3 == 0, activation, *args)
+
+
+@settings(max_examples=150, deadline=None)
+@given(data=st.data())
+def test_depthwise_of_any_size(data: st.DataObject) -> None:
+    draw = data.draw
+    n, dtype = draw(st.integers(2, 3)), draw(st.sampled_from(DTYPES))
+    generator = torch.Generator().manual_seed(draw(st.integers(0, 2**31 - 1)))
+    channels = draw(st.integers(2, 40))
+    kernel = [draw(st.integers(1, 11)) for _ in range(n)]
+    stride, dilation = ([draw(st.integers(1, 3)) for _ in range(n)] for _ in range(2))
+    padding = [draw(st.integers(0, 2 * k)) for k in kernel]
+    size = [
+        draw(st.integers(max(1 + d * (k - 1) - 2 * p, 1), 34))
+        for k, d, p in zip(kernel, dilation, padding, strict=True)
+    ]
+    x = torch.randn(draw(st.integers(1, 2)), channels, *size, generator=generator).to(dtype).cuda()
+    w = torch.randn(channels, 1, *kernel, generator=generator).to(dtype).cuda()
+    bias = torch.randn(channels, generator=generator).to(dtype).cuda() if draw(st.booleans()) else None
+    activation = draw(st.sampled_from(["none", "relu", *ACTIVATIONS]))
+    check(x, w, bias, draw(st.booleans()), activation, stride, padding, dilation, False, [0] * n, channels)
 
 
 def test_a_depthwise_image_that_is_not_aligned() -> None:

@@ -10,19 +10,19 @@
 // computed out of line where they are long: unrolled over a thread's outputs they would not fit the instruction cache.
 #include <cuda_pipeline_primitives.h>
 
-#include <algorithm>
-#include <array>
 #include <cstdint>
 #include <type_traits>
 
 #include "kernels/convolution.h"
 #include "kernels/cuda/common/device_types.cuh"
+#include "kernels/cuda/convolution/channel_words.cuh"
+#include "kernels/cuda/convolution/depthwise.h"
 #include "kernels/cuda/convolution/epilogue.cuh"
 
 namespace untorch::kernels::cuda {
 namespace {
 
-constexpr int kThreads = 128, kAlignment = 8;
+constexpr int kThreads = 128;
 
 struct Pixels {
   std::uint32_t threads, vectors, tiles, out_height;  // vectors of channels; tiles of columns in a row
@@ -36,38 +36,10 @@ struct alignas(kWords * 4) Words {
   std::uint32_t at[kWords];
 };
 
-template <class T>
-constexpr int kPerWord = 4 / static_cast<int>(sizeof(T));
-
-template <class T>
-__device__ __forceinline__ void unpack(std::uint32_t word, float* to) {
-  if constexpr (std::is_same_v<T, float>) {
-    to[0] = __uint_as_float(word);
-  } else if constexpr (std::is_same_v<T, __nv_bfloat16>) {
-    to[0] = __uint_as_float(word << 16), to[1] = __uint_as_float(word & 0xffff0000u);
-  } else {
-    const float2 pair = __half22float2(*reinterpret_cast<const __half2*>(&word));
-    to[0] = pair.x, to[1] = pair.y;
-  }
-}
-
-template <class T>
-__device__ __forceinline__ std::uint32_t pack(const float* from) {
-  if constexpr (std::is_same_v<T, float>) {
-    return __float_as_uint(from[0]);
-  } else if constexpr (std::is_same_v<T, __nv_bfloat16>) {
-    const __nv_bfloat162 pair = __floats2bfloat162_rn(from[0], from[1]);
-    return *reinterpret_cast<const std::uint32_t*>(&pair);
-  } else {
-    const __half2 pair = __floats2half2_rn(from[0], from[1]);
-    return *reinterpret_cast<const std::uint32_t*>(&pair);
-  }
-}
-
 template <class T, int kWords>
 __device__ __forceinline__ void unpack(const Words<kWords>& words, float (&to)[kWords * kPerWord<T>]) {
 #pragma unroll
-  for (int i = 0; i < kWords; ++i) unpack<T>(words.at[i], to + i * kPerWord<T>);
+  for (int i = 0; i < kWords; ++i) unpack_word<T>(words.at[i], to + i * kPerWord<T>);
 }
 
 __device__ __noinline__ float long_activation(float x, FusedUnary activation) {
@@ -171,49 +143,31 @@ __global__ void __launch_bounds__(kThreads)
     activate(sums[out], p.epilogue);
     V result;
 #pragma unroll
-    for (int i = 0; i < kWords; ++i) result.at[i] = pack<T>(&sums[out][i * kPerWord<T>]);
+    for (int i = 0; i < kWords; ++i) result.at[i] = pack_word<T>(&sums[out][i * kPerWord<T>]);
     reinterpret_cast<V*>(output)[at] = result;
   }
 }
 
-std::int64_t vector_size(DType dtype, int bytes) { return bytes / static_cast<std::int64_t>(element_size(dtype)); }
-
-bool is_aligned(const void* pointer) { return reinterpret_cast<std::uintptr_t>(pointer) % kAlignment == 0; }
-
 }  // namespace
 
-bool serves_depthwise_channels_last(const ConvolutionShape& s, DType dtype) {
-  const bool image = s.in_channels == 1 && s.out_channels == 1 && s.channels_last && s.input[0] == 1 &&
-                     s.kernel[0] == 1 && s.output[0] == 1;
+bool has_depthwise_channels_last(const ConvolutionShape& s) {
+  const bool image = s.input[0] == 1 && s.kernel[0] == 1 && s.output[0] == 1;
   const bool square =
       s.kernel[1] == s.kernel[2] && s.stride[1] == s.stride[2] && s.dilation[1] == 1 && s.dilation[2] == 1;
-  const bool made = (s.kernel[1] == 3 || s.kernel[1] == 5 || s.kernel[1] == 7) && s.stride[1] <= 2;
-  const bool narrow = dtype == DType::kFloat32 || dtype == DType::kFloat16 || dtype == DType::kBFloat16;
-  if (!image || !square || !made || !narrow || s.groups % vector_size(dtype, kAlignment) != 0) return false;
-  // Indices have 32 bits.
-  constexpr std::int64_t kSide = 1 << 14, kMost = 1 << 30;
-  const bool small = std::max({s.input[1], s.input[2], s.output[1], s.output[2], s.padding[1], s.padding[2]}) <= kSide;
-  const auto fits = [&](const std::array<std::int64_t, 3>& sizes) {
-    return static_cast<double>(s.batch) * static_cast<double>(sizes[1]) * static_cast<double>(sizes[2]) *
-               static_cast<double>(s.groups) <=
-           static_cast<double>(kMost);
-  };
-  return small && s.groups <= kMost / kSide && s.batch <= kMost && fits(s.input) && fits(s.output);
+  return image && square && (s.kernel[1] == 3 || s.kernel[1] == 5 || s.kernel[1] == 7) && s.stride[1] <= 2;
 }
 
-int convolution_depthwise_channels_last(const ConvolutionShape& s, DType dtype, const void* input, const void* weight,
-                                        const void* bias, const void* residual, const ConvolutionEpilogue& epilogue,
-                                        void* output, Stream stream) {
-  if (!serves_depthwise_channels_last(s, dtype)) return kNoKernel;
-  for (const void* pointer : {input, weight, bias, residual, static_cast<const void*>(output)}) {
-    if (!is_aligned(pointer)) return kNoKernel;
-  }
+int depthwise_channels_last(const ConvolutionShape& s, DType dtype, const DepthwiseOperands& operands,
+                            const ConvolutionEpilogue& epilogue, Stream stream) {
   const auto narrow = [](std::int64_t value) { return static_cast<std::int32_t>(value); };
+  const auto vectors_of = [&](std::int64_t bytes) {
+    return s.groups * static_cast<std::int64_t>(element_size(dtype)) / bytes;
+  };
   const std::int64_t lines = s.batch * s.output[1];
   // Larger threads read less; smaller ones fill the GPU where there are few.
   constexpr std::int64_t kManyThreads = 132 * 1024;
-  const bool large = lines * ((s.output[2] + 3) / 4) * (s.groups / vector_size(dtype, 8)) >= kManyThreads;
-  const std::int64_t vectors = s.groups / vector_size(dtype, large ? 8 : 4);
+  const bool large = is_whole(s, dtype, 8, operands) && lines * ((s.output[2] + 3) / 4) * vectors_of(8) >= kManyThreads;
+  const std::int64_t vectors = vectors_of(large ? 8 : 4);
   const std::int64_t columns = large ? 4 : 2, tiles = (s.output[2] + columns - 1) / columns;
   const Pixels p{static_cast<std::uint32_t>(lines * tiles * vectors),
                  static_cast<std::uint32_t>(vectors),
@@ -229,9 +183,9 @@ int convolution_depthwise_channels_last(const ConvolutionShape& s, DType dtype, 
   const auto of_type = [&](auto type) -> int {
     using T = decltype(type);
     const auto launch = [&](auto* run) {
-      run<<<blocks, kThreads, 0, stream>>>(p, static_cast<const T*>(input), static_cast<const T*>(weight),
-                                           static_cast<const T*>(bias), static_cast<const T*>(residual),
-                                           static_cast<T*>(output));
+      run<<<blocks, kThreads, 0, stream>>>(p, static_cast<const T*>(operands.input),
+                                           static_cast<const T*>(operands.weight), static_cast<const T*>(operands.bias),
+                                           static_cast<const T*>(operands.residual), static_cast<T*>(operands.output));
       return static_cast<int>(cudaGetLastError());
     };
     const auto of_size = [&](auto kernel, auto stride) {

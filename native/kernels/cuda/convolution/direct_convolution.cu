@@ -13,15 +13,15 @@
 #include "kernels/cuda/common/device_types.cuh"
 #include "kernels/cuda/common/index_split.cuh"
 #include "kernels/cuda/convolution/epilogue.cuh"
+#include "kernels/cuda/convolution/spatial_sizes.cuh"
 
 namespace untorch::kernels::cuda {
 namespace {
 
 constexpr int kThreads = 256;
 
-struct Problem {
+struct Problem : SpatialSizes {
   std::int64_t numel, groups, in_channels, out_channels;
-  std::int64_t input[3], kernel[3], output[3], stride[3], padding[3], dilation[3];
   ConvolutionStrides x, w;
   bool channels_last, narrow;
 };
@@ -120,6 +120,7 @@ int convolution_direct(const ConvolutionShape& shape, bool transposed, DType dty
                        const ConvolutionStrides& input_strides, const void* weight,
                        const ConvolutionStrides& weight_strides, const void* bias, void* output, Stream stream) {
   Problem p{};
+  static_cast<SpatialSizes&>(p) = spatial_sizes(shape);
   p.numel = shape.batch * shape.groups * shape.out_channels * shape.output_size();
   if (p.numel == 0) return 0;
   p.groups = shape.groups;
@@ -127,12 +128,6 @@ int convolution_direct(const ConvolutionShape& shape, bool transposed, DType dty
   p.out_channels = shape.out_channels;
   bool narrow = p.numel <= 0x7fffffff;
   for (std::size_t d = 0; d < 3; ++d) {
-    p.input[d] = shape.input[d];
-    p.kernel[d] = shape.kernel[d];
-    p.output[d] = shape.output[d];
-    p.stride[d] = shape.stride[d];
-    p.padding[d] = shape.padding[d];
-    p.dilation[d] = shape.dilation[d];
     narrow = narrow && shape.stride[d] <= 0x7fffffff && shape.output[d] + shape.padding[d] <= 0x7fffffff;
   }
   p.x = input_strides;

@@ -35,7 +35,6 @@ from untorch.ops.fused_convolution import DTYPES, OPERATOR, is_depthwise, stored
 
 __all__ = ["fuse_convolutions"]
 
-_VECTOR_BYTES = 8  # of a thread of the depthwise kernel
 _NORM = ("weight", "bias", "running_mean", "running_var")
 
 
@@ -87,9 +86,6 @@ def fuse_convolutions(module: fx.GraphModule, keep: tuple[str, ...] = ()) -> Pas
     found = [node for node in graph.nodes if node.op == "call_function" and node.target in CONVOLUTIONS]
     if not found:
         return report
-    if reason := _reason_not_to_run(found):
-        report.skipped.update({node.name: reason for node in found})
-        return report
     constants = Constants(module)
     reasons = {node: _reason_to_skip(node, constants, keep) for node in found}
     move_activations(graph, [node for node in found if reasons[node] is None and _is_depthwise(node)])
@@ -112,32 +108,6 @@ def fuse_convolutions(module: fx.GraphModule, keep: tuple[str, ...] = ()) -> Pas
         report.changed.append(" + ".join(node.name for node in chain.nodes))
     remove_unused(module)
     return report
-
-
-def _reason_not_to_run(convolutions: list[fx.Node]) -> str | None:
-    """What speaks against one layout for all convolutions."""
-    for node in convolutions:
-        weight = value_of(arguments_of(node)["weight"])
-        if weight is not None and _is_depthwise(node) and not _has_kernel(node, weight):
-            return (
-                f"the kernel for depthwise convolutions channels last does not serve {node.name}, which the graph has"
-            )
-    return None
-
-
-def _has_kernel(node: fx.Node, weight: torch.Tensor) -> bool:
-    """Whether the depthwise convolution has a kernel of ours: square, not dilated, of whole vectors of channels."""
-    if weight.dim() == 3:
-        return True  # not taken anyway
-    kernel, stride, _, dilation = sizes_of(arguments_of(node), list(weight.shape[2:]))
-    channels = _VECTOR_BYTES // weight.element_size()
-    return (
-        weight.dim() == 4
-        and kernel in ([3, 3], [5, 5], [7, 7])
-        and stride in ([1, 1], [2, 2])
-        and dilation == [1, 1]
-        and weight.shape[0] % channels == 0
-    )
 
 
 def _gains(chain: Chain) -> bool:

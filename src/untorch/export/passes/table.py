@@ -318,7 +318,7 @@ PASSES = (
         "follows: batch norm of inference, a residual sum of the same layout, ReLU. cuDNN has such kernels compiled, "
         "channels last, and they take the time of the convolution alone. Depthwise ones are ours, and take any "
         "activation. Other convolutions of the graph become that operator too, so that all have one layout. Weights "
-        "that `keep_weights` names stay, and graphs that it would give nothing, or of which it is not known "
+        "that `keep_weights` names stay, and graphs that it would give nothing "
         "([decision](decisions/0074-fuse-convolutions-on-gpus.md))",
         devices=("cuda",),
     ),

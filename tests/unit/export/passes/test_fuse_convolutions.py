@@ -82,6 +82,10 @@ CASES: dict[str, tuple[nn.Module, list[str]]] = {
     "depthwise": (
         nn.Sequential(nn.Conv2d(8, 8, 3, groups=8, bias=False), batch_norm(8), nn.SiLU()), ["fused_convolution"],
     ),
+    "depthwise of any size": (
+        nn.Sequential(nn.Conv2d(8, 8, (1, 9), dilation=(2, 1), groups=8), nn.Conv2d(8, 5, 1), nn.Conv2d(5, 5, 3, 3, groups=5)),
+        ["fused_convolution"] * 3,
+    ),
     "depthwise alone": (nn.Conv2d(8, 8, 7, padding=3, groups=8), ["fused_convolution"]),
     "silu behind a dense one": (
         nn.Sequential(nn.Conv2d(8, 8, 1), batch_norm(8), nn.SiLU(), nn.Conv2d(8, 8, 1), nn.ReLU()),
@@ -109,8 +113,10 @@ def test_what_follows_is_fused(case: str, layout: torch.memory_format) -> None:
     assert got.stride() == model(x).stride()
 
 
-def test_volumes() -> None:
-    model = nn.Sequential(nn.Conv3d(4, 6, 3), batch_norm(6, nn.BatchNorm3d), nn.ReLU()).eval().requires_grad_(False)
+@pytest.mark.parametrize("groups", [1, 4])
+def test_volumes(groups: int) -> None:
+    convolution = nn.Conv3d(4, 4, 3, groups=groups)
+    model = nn.Sequential(convolution, batch_norm(4, nn.BatchNorm3d), nn.ReLU()).eval().requires_grad_(False)
     x = torch.randn(2, 4, 5, 6, 7)
     module = unlift(model, x)
     fuse_convolutions(module)
@@ -264,18 +270,6 @@ SKIPPED: list[tuple[nn.Module, tuple[torch.Tensor, ...], str]] = [
     (
         nn.Sequential(nn.Conv2d(4, 4, 3), nn.ReLU()).double(), (torch.randn(1, 4, 8, 8).double(),),
         "input and weight are float64 and float64, expected float32, bfloat16 or float16",
-    ),
-    (
-        nn.Sequential(nn.Conv2d(8, 8, 3, dilation=2, groups=8), nn.ReLU()), (torch.randn(1, 8, 8, 8),),
-        "the kernel for depthwise convolutions channels last does not serve conv2d, which the graph has",
-    ),
-    (
-        nn.Sequential(nn.Conv2d(5, 5, 3, groups=5), nn.ReLU()), (torch.randn(1, 5, 8, 8),),
-        "the kernel for depthwise convolutions channels last does not serve conv2d, which the graph has",
-    ),
-    (
-        nn.Sequential(nn.Conv3d(8, 8, 3, groups=8), nn.ReLU()), (torch.randn(1, 8, 8, 8, 8),),
-        "the kernel for depthwise convolutions channels last does not serve conv3d, which the graph has",
     ),
     (
         Computed(), (torch.randn(1, 4, 8, 8), torch.randn(4, 4, 3, 3)),
