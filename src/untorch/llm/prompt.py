@@ -192,17 +192,16 @@ def is_prompt(value: Any) -> bool:
         return True
     if hasattr(value, "dtype"):
         return bool(value.ndim == 1 and value.dtype.kind in "iu")
-    return isinstance(value, Sequence) and all(
-        hasattr(item, "__index__") and not isinstance(item, bool) for item in value
-    )
+    if not isinstance(value, Sequence):
+        return False
+    kinds = set(map(type, value))  # few of them: a prompt may have a hundred thousand tokens
+    return bool not in kinds and all(hasattr(kind, "__index__") for kind in kinds)
 
 
 def check_tokens(prompt: Any, vocabulary: int) -> list[int]:
     """A prompt's token ids. Raises InvalidArgumentError."""
-    ids = [int(token) for token in prompt]
-    for at, token in enumerate(ids):
-        if not 0 <= token < vocabulary:
-            raise InvalidArgumentError(
-                f"prompt: token {at}: expected an id from 0 to {vocabulary - 1}, got {token}"
-            )  # fmt: skip
+    ids = list(map(int, prompt))
+    if ids and (min(ids) < 0 or max(ids) >= vocabulary):
+        at = next(at for at, token in enumerate(ids) if not 0 <= token < vocabulary)
+        raise InvalidArgumentError(f"prompt: token {at}: expected an id from 0 to {vocabulary - 1}, got {ids[at]}")
     return ids
