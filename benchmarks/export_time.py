@@ -138,7 +138,9 @@ def main() -> None:
         try:
             for case, model in cases:
                 for key, folder in folders.items():
-                    results[case][key].append(export_once(key, model, folder, options.device))
+                    run = export_once(key, model, folder, options.device)
+                    results[case][key].append(run)
+                    print(f"{case}, {key}: {run['seconds']:.1f} s", file=sys.stderr, flush=True)
         finally:
             for folder in folders.values():
                 shutil.rmtree(folder)
