@@ -24,7 +24,7 @@ _OPENING = re.compile(r"^#(?:define|include) [^\n]*", re.MULTILINE)
 _DIRECTIVE = re.compile(r"^using namespace [\w:]+;", re.MULTILINE)
 _LOCAL = re.compile(r"^namespace \{$(.*?)^\}  // namespace$", re.MULTILINE | re.DOTALL)
 # Before the name of a definition.
-_PREFIXES = re.compile(r"alignas\([^)]*\)|\[\[\w+\]\]|template <.*?>(?= \w)")
+_PREFIXES = re.compile(r"alignas\((?:[^()]|\([^()]*\))*\) ?|\[\[\w+\]\]|template <.*?>(?= \w)")
 _BOUNDS = re.compile(r"__launch_bounds__\((?:[^()]|\([^()]*\))*\)\s*")
 _TYPE = re.compile(r"(?:struct|class|union|enum class|enum) (\w+)")
 _ALIAS = re.compile(r"(?:using|namespace) (?:[\w:]*::)?(\w+)(?: =.*)?;")

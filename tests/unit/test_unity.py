@@ -36,6 +36,10 @@ const T* view(const Table& table) {
   return table.data<T>("missing");
 }
 using Key = std::array<int, 3>;
+template <class T, int kLanes>
+struct alignas(kLanes * sizeof(T)) Vector {
+  T at[kLanes];
+};
 
 }  // namespace
 
@@ -46,7 +50,7 @@ int exported(int rows) { return helper(rows); }
 
 
 def test_names(unity: ModuleType) -> None:
-    assert unity.local_names(LOCAL) == {"kFirst", "kSecond", "Table", "view", "Key"}
+    assert unity.local_names(LOCAL) == {"kFirst", "kSecond", "Table", "view", "Key", "Vector"}
     assert unity.local_names("using namespace lt;\nint exported();\n") == set()
 
 

@@ -111,7 +111,7 @@ __global__ void __launch_bounds__(kThreads)
             for (int i = 0; i < kChannels; ++i) to[i] = 0;
           }
         };
-        float window[kColumns - 1 + kTaps][kChannels];
+        float window[kColumns - 1 + kTaps][kChannels] = {};
 #pragma unroll
         for (int j = 0; j < kColumns - 1; ++j) load_pixel(j, window[j]);
         for (int tap = 0; tap < p.kernel[2]; tap += kTaps) {
