@@ -190,8 +190,12 @@ def is_prompt(value: Any) -> bool:
     """Text, a Prompt, or ids: lists, tuples and arrays of integers."""
     if isinstance(value, str | Prompt):
         return True
-    if hasattr(value, "dtype"):
-        return bool(value.ndim == 1 and value.dtype.kind in "iu")
+    if hasattr(value, "dtype"):  # of another library's arrays a dtype has no kind
+        try:
+            array = np.asarray(value)
+        except Exception:  # whatever the object's own conversion raises: it lies on a GPU, say
+            return False
+        return array.ndim == 1 and array.dtype.kind in "iu"
     if not isinstance(value, Sequence):
         return False
     kinds = set(map(type, value))  # few of them: a prompt may have a hundred thousand tokens

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -14,7 +14,7 @@ from untorch import ArgumentTypeError, InvalidArgumentError
 from untorch.llm import Engine, Prompt, SamplingParams
 from untorch.llm.logits import Logits
 from untorch.llm.paged_model import plan_embeddings
-from untorch.llm.prompt import Embeddings, read_embeddings
+from untorch.llm.prompt import Embeddings, is_prompt, read_embeddings
 from untorch.llm.scheduler import Plan, Scheduled
 from untorch.llm.sequence import Sequence as TokenSequence
 
@@ -191,6 +191,51 @@ def test_arrays_of_other_kinds() -> None:
         np.testing.assert_array_equal(rows[2:8], image(0))
         assert mask.tolist() == [False] * 2 + [True] * 6 + [False] * 2
     assert read_embeddings({}, 10, 0, 4) is None
+
+
+class Array:
+    """Of another library: its dtype has no kind, and its values may lie where NumPy cannot read them."""
+
+    dtype = object()
+
+    def __init__(self, values: np.ndarray | None) -> None:
+        self.values = values
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
+        if self.values is None:
+            raise TypeError("on a GPU")
+        return self.values
+
+    def __iter__(self) -> Iterator[Any]:
+        assert self.values is not None
+        return iter(self.values)
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ("text", True),
+        ([5, np.int64(6)], True),
+        (range(3), True),
+        ([], True),
+        (np.array([5, 6], np.uint8), True),
+        (Array(np.array([5, 6])), True),
+        ([5, True], False),
+        ([5.0], False),
+        ({5, 6}, False),
+        (np.array([5.0]), False),
+        (Array(np.zeros((2, 2), np.int64)), False),
+        (Array(None), False),
+    ],
+)
+def test_what_is_a_prompt(given: Any, expected: bool) -> None:
+    assert is_prompt(given) == expected
+
+
+def test_ids_in_an_array_of_another_library() -> None:
+    with Engine(FakeRunner()) as engine:
+        want = engine.generate([5, 6, 7], GREEDY)
+        assert engine.generate(Array(np.array([5, 6, 7])), GREEDY) == want  # type: ignore[call-overload]
 
 
 def test_keys_of_blocks() -> None:
