@@ -9,6 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.gpu.native.depthwise import Problem, depthwise_problems
 from tests.native.shim import Opt, call
 
 DTYPES = [torch.float32, torch.float64, torch.float16, torch.bfloat16]
@@ -129,23 +130,10 @@ def test_groups_with_large_kernels(
 
 
 @settings(max_examples=150, deadline=None)
-@given(data=st.data())
-def test_depthwise_of_any_size(data: st.DataObject) -> None:
-    draw = data.draw
-    n, dtype = draw(st.integers(1, 3)), draw(st.sampled_from(DTYPES))
-    generator = torch.Generator().manual_seed(draw(st.integers(0, 2**31 - 1)))
-    channels = draw(st.integers(2, 40))
-    kernel = [draw(st.integers(1, 11)) for _ in range(n)]
-    stride, dilation = ([draw(st.integers(1, 3)) for _ in range(n)] for _ in range(2))
-    padding = [draw(st.integers(0, 2 * k)) for k in kernel]
-    size = [
-        draw(st.integers(max(1 + d * (k - 1) - 2 * p, 1), 34))
-        for k, d, p in zip(kernel, dilation, padding, strict=True)
-    ]
-    x = torch.randn(draw(st.integers(1, 2)), channels, *size, generator=generator).to(dtype).cuda()
-    w = torch.randn(channels, 1, *kernel, generator=generator).to(dtype).cuda()
-    bias = torch.randn(channels, generator=generator).to(dtype).cuda() if draw(st.booleans()) else None
-    check(x, w, bias, stride, padding, dilation, False, [0] * n, channels)
+@given(problem=depthwise_problems(DTYPES, 1))
+def test_depthwise_of_any_size(problem: Problem) -> None:
+    x, w, bias, args = problem
+    check(x.cuda(), w.cuda(), None if bias is None else bias.cuda(), *args)
 
 
 def test_many_depthwise_outputs() -> None:
