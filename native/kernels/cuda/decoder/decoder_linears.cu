@@ -17,6 +17,7 @@
 // What costs is latency: decision 0067 has the clocks of its parts.
 #include <algorithm>
 
+#include "kernels/cuda/common/cooperative_launch.cuh"
 #include "kernels/cuda/common/launch.cuh"
 #include "kernels/cuda/decoder/grid_barrier.cuh"
 #include "kernels/cuda/gemm/bulk_ring.cuh"
