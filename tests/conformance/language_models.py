@@ -18,7 +18,8 @@ from untorch.quant import Int4Experts, Int4Linear, NVFP4Linear
 
 # What packages are for: "cuda" on machines with a GPU, `make test-gpu-llm`.
 DEVICE = os.environ.get("UNTORCH_TEST_DEVICE", "cpu")
-CHOOSE = ["choose"] if DEVICE == "cuda" else []  # the method that chooses tokens
+# The methods that choose tokens on a GPU.
+CHOOSE = ["choose", "process_logits", "logprobs"] if DEVICE == "cuda" else []
 
 VOCABULARY = 258  # bytes, <s> and </s>
 
