@@ -1,34 +1,15 @@
 // untorch's recurrent layer on the CPU: one direction of one layer of an RNN, LSTM or GRU, with packed weights. CUDA
-// has none.
-#include <string_view>
+// has recurrent_steps instead.
+#include "shims/recurrent.h"
+
 #include <utility>
 
 #include "kernels/cpu/gemm/gemm.h"
 #include "kernels/rnn.h"
-#include "shims/op.h"
 
 namespace untorch::shims {
-namespace {
 
 using kernels::RecurrentCell;
-
-RecurrentCell cell_of(const char* op, const char* name) {
-  const std::string_view wanted = name == nullptr ? "" : name;
-  if (wanted == "tanh") return RecurrentCell::kTanh;
-  if (wanted == "relu") return RecurrentCell::kRelu;
-  if (wanted == "lstm") return RecurrentCell::kLstm;
-  if (wanted == "gru") return RecurrentCell::kGru;
-  throw_error(ErrorKind::kUnsupported, op, ": cell '", wanted, "' is not supported, expected tanh, relu, lstm or gru");
-}
-
-void check_argument(const char* op, const char* name, const Tensor& tensor, DType dtype, const Dims& shape) {
-  check(tensor.dtype() == dtype, op, ": argument '", name, "' must be ", dtype_name(dtype), ", got ",
-        dtype_name(tensor.dtype()));
-  check(tensor.sizes() == shape, op, ": argument '", name, "' must have shape ", to_string(shape), ", got ",
-        to_string(tensor.sizes()));
-}
-
-}  // namespace
 
 // input [steps, batch, inputs], hx and cx [batch, hidden], lengths [batch]; the weights packed, [ceil(gates·hidden/16),
 // inputs or hidden, 16], those of the hidden state also bfloat16 in pairs, [ceil(gates·hidden/16), ceil(hidden/2), 16,
@@ -50,24 +31,24 @@ UNTORCH_SHIM aoti_torch_cpu_recurrent_layer(AtenTensorHandle input, AtenTensorHa
     const bool lstm = kind == RecurrentCell::kLstm;
     check(x.dim() == 3, op, ": argument 'input' must be [steps, batch, inputs], got shape ", to_string(x.sizes()));
     check(h.dim() == 2, op, ": argument 'hx' must be [batch, hidden], got shape ", to_string(h.sizes()));
-    check((c != nullptr) == lstm, op, ": argument 'cx' ", lstm ? "is missing" : "is for an LSTM only");
+    check_cell_state(op, kind, c);
     const std::int64_t steps = x.size(0), batch = x.size(1), inputs = x.size(2), hidden = h.size(1);
     const std::int64_t gates = kernels::gates_of(kind) * hidden;
     const std::int64_t panels = (gates + kernels::kPackWidth - 1) / kernels::kPackWidth;
     constexpr DType kFloat = DType::kFloat32;
-    check_argument(op, "input", x, kFloat, x.sizes());
-    check_argument(op, "hx", h, kFloat, Dims{batch, hidden});
-    check_argument(op, "w_input", wi, kFloat, Dims{panels, inputs, kernels::kPackWidth});
+    check_argument(op, "input", &x, kFloat, x.sizes());
+    check_argument(op, "hx", &h, kFloat, Dims{batch, hidden});
+    check_argument(op, "w_input", &wi, kFloat, Dims{panels, inputs, kernels::kPackWidth});
     const bool narrow = wh.dtype() == DType::kBFloat16;
     check(narrow || wh.dtype() == kFloat, op, ": argument 'w_hidden' must be float32 or bfloat16, got ",
           dtype_name(wh.dtype()));
     check_argument(
-        op, "w_hidden", wh, wh.dtype(),
+        op, "w_hidden", &wh, wh.dtype(),
         narrow ? Dims{panels, (hidden + 1) / 2, kernels::kPackWidth, 2} : Dims{panels, hidden, kernels::kPackWidth});
-    if (c != nullptr) check_argument(op, "cx", *c, kFloat, Dims{batch, hidden});
-    if (bi != nullptr) check_argument(op, "bias_input", *bi, kFloat, Dims{gates});
-    if (bh != nullptr) check_argument(op, "bias_hidden", *bh, kFloat, Dims{gates});
-    if (ends != nullptr) check_argument(op, "lengths", *ends, DType::kInt64, Dims{batch});
+    check_argument(op, "cx", c, kFloat, Dims{batch, hidden});
+    check_argument(op, "bias_input", bi, kFloat, Dims{gates});
+    check_argument(op, "bias_hidden", bh, kFloat, Dims{gates});
+    check_argument(op, "lengths", ends, DType::kInt64, Dims{batch});
     const TensorPtr rows = contiguous(x), from = contiguous(wi), own = contiguous(wh);
     const TensorPtr first = bi == nullptr ? nullptr : contiguous(*bi),
                     second = bh == nullptr ? nullptr : contiguous(*bh);

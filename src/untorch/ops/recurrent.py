@@ -5,16 +5,18 @@ input [steps, batch, inputs], hx and cx [batch, hidden]; the weights W [gates ·
 ``lengths[n]``; in the others its state stays, and its output is 0. Gives the outputs [steps, batch, hidden] and the
 last states; the cell state of cells that have none is empty. float32 only, but for the weights of the hidden state,
 which may be bfloat16: a step then reads half of the bytes, and computes in float32 as otherwise. The implementation
-here is the reference; libuntorch.so has the fast one.
+here is the reference; libuntorch.so has the fast one for CPUs. GPUs have ``untorch::recurrent_steps``.
 """
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 import torch
 
 from untorch.ops.packed_linear import BLOCK, pack_weight, unpack_weight
 
-__all__ = ["CELLS", "C_SHIM", "MODULE_OPERATOR", "OPERATOR", "recurrent", "recurrent_layer"]
+__all__ = ["CELLS", "C_SHIM", "MODULE_OPERATOR", "OPERATOR", "next_state", "recurrent", "recurrent_layer"]
 
 # Gates by cell.
 CELLS = {"tanh": 1, "relu": 1, "lstm": 4, "gru": 3}
@@ -72,6 +74,21 @@ def _check(
             raise ValueError(f"recurrent_layer: {name}: expected the shape {shape}, got {tuple(tensor.shape)}")
 
 
+def next_state(
+    cell: str, x: Sequence[torch.Tensor], y: Sequence[torch.Tensor], h: torch.Tensor, c: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The hidden and an LSTM's cell state behind a step. x, y: the input's and the state's shares of the gates."""
+    if cell == "lstm":
+        i, f, g, o = (a + b for a, b in zip(x, y, strict=True))
+        c = f.sigmoid() * c + i.sigmoid() * g.tanh()
+        return o.sigmoid() * c.tanh(), c
+    if cell == "gru":
+        reset, update = (x[0] + y[0]).sigmoid(), (x[1] + y[1]).sigmoid()
+        new = (x[2] + reset * y[2]).tanh()
+        return new + update * (h - new), c
+    return ((x[0] + y[0]).tanh() if cell == "tanh" else (x[0] + y[0]).relu()), c
+
+
 @torch.library.custom_op("untorch::recurrent_layer", mutates_args=())
 def recurrent_layer(
     input: torch.Tensor,
@@ -100,17 +117,7 @@ def recurrent_layer(
             torch.nn.functional.linear(value, weight, bias).chunk(CELLS[cell], -1)
             for value, weight, bias in ((input[t], w_input, bias_input), (h, w_hidden, bias_hidden))
         )
-        fresh_c = c
-        if cell == "lstm":
-            i, f, g, o = (a + b for a, b in zip(x, y, strict=True))
-            fresh_c = f.sigmoid() * c + i.sigmoid() * g.tanh()
-            fresh = o.sigmoid() * fresh_c.tanh()
-        elif cell == "gru":
-            reset, update = (x[0] + y[0]).sigmoid(), (x[1] + y[1]).sigmoid()
-            new = (x[2] + reset * y[2]).tanh()
-            fresh = new + update * (h - new)
-        else:
-            fresh = (x[0] + y[0]).tanh() if cell == "tanh" else (x[0] + y[0]).relu()
+        fresh, fresh_c = next_state(cell, x, y, h, c)
         if lengths is None:
             h, c, out[t] = fresh, fresh_c, fresh
             continue
