@@ -51,6 +51,7 @@ from untorch.ops import (
     paged_prefill,
     proxy_result,
     recurrent,
+    recurrent_steps,
     w4a8,
     w8a8,
 )
@@ -91,6 +92,7 @@ def _inductor_options(method: Method, folder: Path) -> dict[str, Any]:
             decoder_linears.OPERATOR: [decoder_linears.C_SHIM],
             fused_convolution.OPERATOR: [fused_convolution.C_SHIM],
             recurrent.OPERATOR: [recurrent.C_SHIM],
+            recurrent_steps.OPERATOR: [recurrent_steps.C_SHIM],
             w4a8.OPERATOR: [w4a8.C_SHIM],
             w8a8.OPERATOR: [w8a8.C_SHIM],
             causal_conv1d.OPERATOR: [causal_conv1d.C_SHIM],

@@ -232,7 +232,7 @@ def _exported(
         stack.enter_context(undetected_causal_masks())
         stack.enter_context(unchecked_distributions())
         stack.enter_context(pooling_of_any_length())
-        if method.target.device == "cpu" and method.options.passes.get("serve_recurrent", True):
+        if method.options.passes.get("serve_recurrent", True):
             stack.enter_context(recurrent_shapes())
             stack.enter_context(packed_sequences())
         if not strict:  # Dynamo has an order of its own for hooks

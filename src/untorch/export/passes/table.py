@@ -239,11 +239,13 @@ PASSES = (
     ),
     Pass(
         "serve_recurrent",
-        lambda module, options, device, architecture: serve_recurrent(module),
-        "makes `untorch::recurrent_layer` of each layer and direction of RNN, LSTM and GRU modules with constant "
-        "weights, which are packed; half types are computed in float32, from bfloat16 weights of the hidden state. "
-        "Inductor unrolls them, for one length. Layers with `proj_size` stay; a dynamic length of theirs is refused",
-        devices=("cpu",),
+        lambda module, options, device, architecture: serve_recurrent(module, device),
+        "makes one operator of each layer of RNN, LSTM and GRU modules with constant weights, which Inductor unrolls, "
+        "for one length. On CPUs `untorch::recurrent_layer` for a direction, with packed weights; half types are "
+        "computed in float32, from bfloat16 weights of the hidden state. On GPUs a linear layer for all steps, then "
+        "`untorch::recurrent_steps` for both directions ([decision]"
+        "(decisions/0080-run-all-steps-of-a-recurrent-layer-in-one-kernel.md)). Layers with `proj_size` stay; a "
+        "dynamic length of theirs is refused",
     ),
     Pass(
         "drop_dead_code",

@@ -102,7 +102,7 @@ def _pad(
     padded, lengths = sequence.padded, sequence.lengths
     steps = padded.shape[0]
     if padding_value != 0.0:
-        outside = torch.arange(steps)[:, None] >= lengths[None]
+        outside = torch.arange(steps, device=padded.device)[:, None] >= lengths.to(padded.device)[None]
         padded = padded.masked_fill(outside[..., None], padding_value)
     if total_length is None:
         longest = lengths.max().item()
@@ -131,8 +131,9 @@ def _forward(original: Callable[..., Any], cell_of: Callable[[Any], str]) -> Cal
             zeros = x.new_zeros((self.num_layers * (2 if self.bidirectional else 1), x.shape[1], self.hidden_size))
             hx = (zeros, zeros) if cell == "lstm" else zeros
         states = list(hx) if cell == "lstm" else [hx]
+        lengths = input.lengths.to(x.device)  # PyTorch has them on the CPU
         out, h, c = MODULE_OPERATOR(
-            x, states, list(self._flat_weights), input.lengths, cell, self.bias, self.num_layers, self.bidirectional
+            x, states, list(self._flat_weights), lengths, cell, self.bias, self.num_layers, self.bidirectional
         )
         return _Ragged(out, input.lengths), ((h, c) if cell == "lstm" else h)
 

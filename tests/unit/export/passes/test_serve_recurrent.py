@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 import pytest
@@ -11,7 +12,9 @@ from torch import fx, nn
 from untorch.export.errors import CompileError
 from untorch.export.options import ExportOptions
 from untorch.export.passes import PassReport, run_passes
+from untorch.export.passes.serve_recurrent import serve_recurrent
 from untorch.export.patches import packed_sequences, recurrent_shapes
+from untorch.ops import recurrent_steps
 from untorch.ops.recurrent import MODULE_OPERATOR, OPERATOR
 
 
@@ -24,13 +27,19 @@ class Model(nn.Module):
         return self.cell(x, states if isinstance(self.cell, nn.LSTM) else states[0]) if self.states else self.cell(x)
 
 
-def run(model: nn.Module, *args: torch.Tensor, dynamic: Any = None) -> tuple[fx.GraphModule, PassReport]:
+def run(
+    model: nn.Module, *args: torch.Tensor, dynamic: Any = None, device: str = "cpu"
+) -> tuple[fx.GraphModule, PassReport]:
     model.eval()
     with torch.no_grad():
         with recurrent_shapes(), packed_sequences():
             module = torch.export.export(model, args, dynamic_shapes=dynamic).module()
         expected = model(*args)
-        report = next(r for r in run_passes(module, ExportOptions()) if r.name == "serve_recurrent")
+        if device == "cuda":  # the other passes for GPUs are not for tensors on the CPU
+            report = serve_recurrent(module, device)
+            module.recompile()
+        else:
+            report = next(r for r in run_passes(module, ExportOptions()) if r.name == "serve_recurrent")
         got = module(*args)
     tolerance = 1e-5 if args[0].dtype in (torch.float32, torch.float64) else 2e-2
     for a, b in zip(*map(torch.utils._pytree.tree_leaves, (got, expected)), strict=True):
@@ -63,6 +72,56 @@ def test_modules(cell: nn.RNNBase, name: str) -> None:
     state = module.state_dict()
     assert "cell.weight_ih_l0" not in state
     assert state["cell_weight_hh_l0_packed"].shape[1:] == (5, 16)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(
+    ("cell", "name"),
+    [
+        (nn.RNN(6, 5), "tanh"),
+        (nn.RNN(6, 5, nonlinearity="relu", bias=False), "relu"),
+        (nn.GRU(6, 5, num_layers=2, bidirectional=True), "gru"),
+        (nn.LSTM(6, 5, num_layers=2, bidirectional=True, batch_first=True), "lstm"),
+    ],
+)
+def test_modules_on_a_gpu(cell: nn.RNNBase, name: str, dtype: torch.dtype) -> None:
+    cell = copy.deepcopy(cell).to(dtype)
+    module, report = run(Model(cell), torch.randn(4, 3, 6).to(dtype), device="cuda")
+    assert len(report.changed) == 1
+    assert not report.skipped
+    calls = [node for node in module.graph.nodes if node.target == recurrent_steps.OPERATOR]
+    assert len(calls) == cell.num_layers
+    assert {call.args[6] for call in calls} == {name}
+    assert all(call.meta["val"][0].dtype == dtype for call in calls)
+    state = module.state_dict()
+    if cell.bidirectional:  # one tensor for both directions
+        assert state["cell_weight_hh_l0_both"].shape[1] == 5
+        assert "cell.weight_hh_l0" not in state
+    else:
+        assert "cell.weight_hh_l0" in state
+
+
+def test_states_lengths_and_a_dynamic_length_on_a_gpu() -> None:
+    class Packed(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.cell = nn.LSTM(6, 5, num_layers=2, bidirectional=True)
+
+        def forward(self, x: torch.Tensor, lengths: torch.Tensor, h: torch.Tensor, c: torch.Tensor) -> Any:
+            packed = nn.utils.rnn.pack_padded_sequence(x, lengths, enforce_sorted=False)
+            out, state = self.cell(packed, (h, c))
+            return nn.utils.rnn.pad_packed_sequence(out, total_length=x.shape[0])[0], *state
+
+    def arguments(lengths: list[int]) -> tuple[torch.Tensor, ...]:
+        return torch.randn(max(lengths), 3, 6), torch.tensor(lengths), torch.randn(4, 3, 5), torch.randn(4, 3, 5)
+
+    model, dynamic = Packed(), ({0: torch.export.Dim("steps", min=2, max=50)}, None, None, None)
+    module, report = run(model, *arguments([1, 4, 2]), dynamic=dynamic, device="cuda")
+    assert len(report.changed) == 1
+    args = arguments([9, 1, 5])
+    with torch.no_grad():
+        for got, expected in zip(module(*args), model(*args), strict=True):
+            torch.testing.assert_close(got, expected)
 
 
 def test_given_states_and_a_dynamic_length() -> None:
