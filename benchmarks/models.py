@@ -185,6 +185,20 @@ def build_minilm() -> None:
         ),
     )
     _step("MiniLM, untorch", lambda: export(model, example, WORK / "minilm.pt2", dynamic_shapes=shapes, progress=False))
+
+    class Half(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.model = _builder_of_the_example().load_model().bfloat16()
+
+        def forward(self, input_ids: torch.Tensor, attention_mask: torch.Tensor) -> torch.Tensor:
+            embedding: torch.Tensor = self.model(input_ids, attention_mask).float()
+            return embedding
+
+    _step(
+        "MiniLM, untorch bfloat16",
+        lambda: export(Half(), example, WORK / "minilm_bfloat16.pt2", dynamic_shapes=shapes, progress=False),
+    )
     _step("MiniLM, torch", lambda: _stock(model, example, WORK / "minilm_stock.pt2", shapes, {}))
     _step(
         "MiniLM, torch frozen",

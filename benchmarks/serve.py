@@ -1,11 +1,11 @@
 """How many requests a second does a server of MiniLM answer, and how long do clients wait? Beside other servers.
 
 Clients on the loop-back address each send one sentence of 32 tokens as binary tensors of the Open Inference Protocol,
-and the next one when they have the answer. ``untorch serve`` has its defaults. ONNX Runtime is behind a Starlette
-application of the same kind (serve_onnxruntime.py), once call by call and once with untorch's batcher, so that the
-runtimes can be told from the servers; and, where they are installed, in the Triton Inference Server (serve_triton.py)
-and KServe's Python server (serve_kserve.py). Servers take turns in short rounds; one computes at a time. Clients use
-the same cores.
+and the next one when they have the answer. ``untorch serve`` has its defaults, and the model in float32, as the others
+have it, or in bfloat16. ONNX Runtime is behind a Starlette application of the same kind (serve_onnxruntime.py), once
+call by call and once with untorch's batcher, so that the runtimes can be told from the servers; and, where they are
+installed, in the Triton Inference Server (serve_triton.py) and KServe's Python server (serve_kserve.py). Servers take
+turns in short rounds; one computes at a time. Clients use the same cores.
 
 What one client waits for beside the model is told by turns of a quarter of a second: plain calls in this process, and
 the same calls of a server.
@@ -43,12 +43,14 @@ class Contestant:
     runtime: str = "onnxruntime"
 
 
+_SERVE = ("--port", "PORT", "--grpc-port", "-1", "--log-format", "none")
 CONTESTANTS = (
+    Contestant("untorch", "untorch serve", ("-m", "untorch", "serve", "FOLDER/minilm.pt2", *_SERVE), "untorch"),
     Contestant(
-        "untorch",
-        "untorch serve",
-        ("-m", "untorch", "serve", "FOLDER/minilm.pt2", "--port", "PORT", "--grpc-port", "-1", "--log-format", "none"),
-        "untorch",
+        "untorch_bfloat16",
+        "untorch serve, bfloat16",
+        ("-m", "untorch", "serve", "minilm=FOLDER/minilm_bfloat16.pt2", *_SERVE),
+        "untorch_bfloat16",
     ),
     Contestant(
         "onnxruntime",
@@ -91,9 +93,13 @@ def plain_calls(folder: pathlib.Path) -> dict[str, Callable[[], object]]:
 
     ids = numpy.random.default_rng(0).integers(1000, 20000, (1, LENGTH))
     given = {"input_ids": ids, "attention_mask": numpy.ones_like(ids)}
-    program = untorch.load(folder / "minilm.pt2")
+    program, half = untorch.load(folder / "minilm.pt2"), untorch.load(folder / "minilm_bfloat16.pt2")
     session = onnxruntime.InferenceSession(str(folder / "minilm.onnx"), providers=["CPUExecutionProvider"])
-    return {"untorch": lambda: program(*given.values()), "onnxruntime": lambda: session.run(None, given)}
+    return {
+        "untorch": lambda: program(*given.values()),
+        "untorch_bfloat16": lambda: half(*given.values()),
+        "onnxruntime": lambda: session.run(None, given),
+    }
 
 
 def overhead(call: Callable[[], object], port: int, turns: int) -> tuple[float, float, float]:
@@ -182,7 +188,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--quick", action="store_true", help="few repetitions, to try the script: no numbers to quote")
     parser.add_argument("--output", type=pathlib.Path, help="folder of the JSON file")
-    parser.add_argument("--packages", type=pathlib.Path, help="folder with minilm.pt2 and minilm.onnx; default: made")
+    parser.add_argument(
+        "--packages", type=pathlib.Path, help="folder with MiniLM's packages and ONNX file; default: made"
+    )
     options = parser.parse_args()
     rounds, seconds, turns = (1, 0.5, 3) if options.quick else (5, 4.0, 40)
     contestants, folder = installed(), options.packages or WORK
