@@ -37,7 +37,7 @@ LINK = re.compile(r"\[[^\]\n]*\]\(([^)\s]+)\)")
 TABLE = re.compile(r"<!-- table: (\w+) -->\n.+?<!-- end -->", re.DOTALL)
 TABLES = {
     "README.md": ["cpu_models_first", "cpu_minilm", "cold_start_minilm"],
-    "docs/serving.md": ["serve"],
+    "docs/serving.md": ["serve", "serve_overhead"],
     "docs/cpu-benchmarks.md": [
         "cpu_models_1_thread",
         "cpu_models_2_threads",
