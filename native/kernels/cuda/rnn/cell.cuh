@@ -27,13 +27,15 @@ __device__ __forceinline__ float quick_tanh(float x) {
   return square < 0.04f ? near : far;
 }
 
+constexpr int kMostGates = 4;  // of a cell
+
 struct CellState {
   float hidden, cell;
 };
 
 // The state behind one step. input, hidden: the shares of either in the gates of an element, with their biases.
-__device__ __forceinline__ CellState next_state(RecurrentCell cell, const float (&input)[4], const float (&hidden)[4],
-                                                CellState state) {
+__device__ __forceinline__ CellState next_state(RecurrentCell cell, const float (&input)[kMostGates],
+                                                const float (&hidden)[kMostGates], CellState state) {
   switch (cell) {
     case RecurrentCell::kLstm: {
       const float in = quick_sigmoid(input[0] + hidden[0]), forget = quick_sigmoid(input[1] + hidden[1]);

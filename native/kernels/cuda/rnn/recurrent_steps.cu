@@ -24,7 +24,6 @@ namespace untorch::kernels::cuda {
 namespace {
 
 constexpr int kThreads = 512, kWarps = kThreads / 32;
-constexpr int kMostGates = 4;
 constexpr int kMostBatch = 32;
 constexpr int kFewSequences = 4;    // RegisterProduct's, where several CTAs have a layer
 constexpr int kSmallSequences = 8;  // and where each has all units

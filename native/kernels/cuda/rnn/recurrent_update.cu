@@ -24,9 +24,9 @@ __global__ void __launch_bounds__(kThreads)
     if (active) {
       const auto* const from_input = static_cast<const T*>(p.input_gates) + place * gates + unit;
       const auto* const bias = static_cast<const T*>(p.bias_hidden);
-      float x[4] = {}, y[4] = {};
+      float x[kMostGates] = {}, y[kMostGates] = {};
 #pragma unroll
-      for (int g = 0; g < 4; ++g) {
+      for (int g = 0; g < kMostGates; ++g) {
         if (g >= gates) break;
         x[g] = widen<T>(from_input[g * hidden]);
         y[g] = update.hidden_gates[(row * gates + g) * hidden + unit];
