@@ -11,12 +11,22 @@ here is the reference; libuntorch.so has the fast one for CPUs. GPUs have ``unto
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 
 from untorch.ops.packed_linear import BLOCK, pack_weight, unpack_weight
 
-__all__ = ["CELLS", "C_SHIM", "MODULE_OPERATOR", "OPERATOR", "next_state", "recurrent", "recurrent_layer"]
+__all__ = [
+    "CELLS",
+    "C_SHIM",
+    "MODULE_OPERATOR",
+    "OPERATOR",
+    "check_operands",
+    "recurrent",
+    "recurrent_layer",
+    "run_steps",
+]
 
 # Gates by cell.
 CELLS = {"tanh": 1, "relu": 1, "lstm": 4, "gru": 3}
@@ -56,7 +66,7 @@ def _check(
     if w_hidden.dtype not in (torch.float32, torch.bfloat16):
         raise ValueError(f"recurrent_layer: w_hidden: expected torch.float32 or torch.bfloat16, got {w_hidden.dtype}")
     packed = (panels, hidden, BLOCK) if w_hidden.dtype == torch.float32 else (panels, -(-hidden // 2), BLOCK, 2)
-    for name, tensor, dtype, shape in (
+    operands = (
         ("input", input, torch.float32, tuple(input.shape)),
         ("w_input", w_input, torch.float32, (panels, inputs, BLOCK)),
         ("w_hidden", w_hidden, w_hidden.dtype, packed),
@@ -65,16 +75,50 @@ def _check(
         ("hx", hx, torch.float32, (batch, hidden)),
         ("cx", cx, torch.float32, (batch, hidden)),
         ("lengths", lengths, torch.int64, (batch,)),
-    ):
+    )
+    check_operands("recurrent_layer", operands)
+
+
+def check_operands(
+    operator: str, operands: Sequence[tuple[str, torch.Tensor | None, torch.dtype, tuple[Any, ...]]]
+) -> None:
+    """Raises ValueError unless each, if it is there, has its dtype and shape."""
+    for name, tensor, dtype, shape in operands:
         if tensor is None:
             continue
         if tensor.dtype != dtype:
-            raise ValueError(f"recurrent_layer: {name}: expected {dtype}, got {tensor.dtype}")
+            raise ValueError(f"{operator}: {name}: expected {dtype}, got {tensor.dtype}")
         if tensor.dim() != len(shape) or any(a != b for a, b in zip(tensor.shape, shape, strict=True)):
-            raise ValueError(f"recurrent_layer: {name}: expected the shape {shape}, got {tuple(tensor.shape)}")
+            raise ValueError(f"{operator}: {name}: expected the shape {shape}, got {tuple(tensor.shape)}")
 
 
-def next_state(
+def run_steps(
+    cell: str,
+    gates: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    h: torch.Tensor,
+    c: torch.Tensor,
+    lengths: torch.Tensor | None,
+    reverse: bool,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """One direction. gates: the input's share of all steps; c is empty where the cell has none."""
+    out = gates.new_zeros((*gates.shape[:2], h.shape[1]))
+    steps = range(gates.shape[0])
+    for t in reversed(steps) if reverse else steps:
+        x, y = gates[t].chunk(CELLS[cell], -1), torch.nn.functional.linear(h, weight, bias).chunk(CELLS[cell], -1)
+        fresh, fresh_c = _next_state(cell, x, y, h, c)
+        if lengths is None:
+            h, c, out[t] = fresh, fresh_c, fresh
+            continue
+        active = (t < lengths)[:, None]
+        h, out[t] = torch.where(active, fresh, h), torch.where(active, fresh, 0.0)
+        if cell == "lstm":
+            c = torch.where(active, fresh_c, c)
+    return out, h, c
+
+
+def _next_state(
     cell: str, x: Sequence[torch.Tensor], y: Sequence[torch.Tensor], h: torch.Tensor, c: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """The hidden and an LSTM's cell state behind a step. x, y: the input's and the state's shares of the gates."""
@@ -109,22 +153,9 @@ def recurrent_layer(
         unpack_weight(w_input, gates, input.shape[2]),
         unpack_weight(w_hidden, gates, hx.shape[1]).float(),
     )
-    h, c = hx.clone(), input.new_empty(0) if cx is None else cx.clone()
-    out = input.new_zeros((*input.shape[:2], hx.shape[1]))
-    steps = range(input.shape[0])
-    for t in reversed(steps) if reverse else steps:
-        x, y = (
-            torch.nn.functional.linear(value, weight, bias).chunk(CELLS[cell], -1)
-            for value, weight, bias in ((input[t], w_input, bias_input), (h, w_hidden, bias_hidden))
-        )
-        fresh, fresh_c = next_state(cell, x, y, h, c)
-        if lengths is None:
-            h, c, out[t] = fresh, fresh_c, fresh
-            continue
-        active = (t < lengths)[:, None]
-        h, out[t] = torch.where(active, fresh, h), torch.where(active, fresh, 0.0)
-        if cx is not None:
-            c = torch.where(active, fresh_c, c)
+    shares = torch.nn.functional.linear(input, w_input, bias_input)
+    states = hx, input.new_empty(0) if cx is None else cx
+    out, h, c = run_steps(cell, shares, w_hidden, bias_hidden, *states, lengths, reverse)
     return out, h.clone(), c.clone()
 
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import torch
 
-from untorch.ops.recurrent import CELLS, next_state
+from untorch.ops.recurrent import CELLS, check_operands, run_steps
 
 __all__ = ["C_SHIM", "DTYPES", "OPERATOR", "recurrent_steps"]
 
@@ -50,20 +50,15 @@ def _check(
     dtype, (directions, _, hidden) = input_gates.dtype, hx.shape
     steps, batch = input_gates.shape[:2]
     gates = CELLS[cell] * hidden
-    for name, tensor, expected, shape in (
+    operands = (
         ("input_gates", input_gates, dtype, (steps, batch, directions * gates)),
         ("w_hidden", w_hidden, dtype, (directions, gates, hidden)),
         ("bias_hidden", bias_hidden, dtype, (directions, gates)),
         ("hx", hx, dtype, (directions, batch, hidden)),
         ("cx", cx, dtype, (directions, batch, hidden)),
         ("lengths", lengths, torch.int64, (batch,)),
-    ):
-        if tensor is None:
-            continue
-        if tensor.dtype != expected:
-            raise ValueError(f"recurrent_steps: {name}: expected {expected}, got {tensor.dtype}")
-        if tensor.dim() != len(shape) or any(a != b for a, b in zip(tensor.shape, shape, strict=True)):
-            raise ValueError(f"recurrent_steps: {name}: expected the shape {shape}, got {tuple(tensor.shape)}")
+    )
+    check_operands("recurrent_steps", operands)
 
 
 @torch.library.custom_op("untorch::recurrent_steps", mutates_args=())
@@ -78,24 +73,12 @@ def recurrent_steps(
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """The layer's outputs, last hidden state and last cell state. Raises ValueError."""
     _check(input_gates, w_hidden, bias_hidden, hx, cx, lengths, cell)
-    dtype, hidden = input_gates.dtype, hx.shape[2]
+    dtype = input_gates.dtype
     outs, last, last_cells = [], [], []
     for direction, gates in enumerate(input_gates.float().chunk(hx.shape[0], -1)):
-        weight = w_hidden[direction].float()
         bias = None if bias_hidden is None else bias_hidden[direction].float()
-        h, c = hx[direction].float(), hx.new_empty(0) if cx is None else cx[direction].float()
-        out = gates.new_zeros((*gates.shape[:2], hidden))
-        steps = range(gates.shape[0])
-        for t in reversed(steps) if direction else steps:
-            x, y = gates[t].chunk(CELLS[cell], -1), torch.nn.functional.linear(h, weight, bias).chunk(CELLS[cell], -1)
-            fresh, fresh_c = next_state(cell, x, y, h, c)
-            if lengths is None:
-                h, c, out[t] = fresh, fresh_c, fresh
-                continue
-            active = (t < lengths)[:, None]
-            h, out[t] = torch.where(active, fresh, h), torch.where(active, fresh, 0.0)
-            if cx is not None:
-                c = torch.where(active, fresh_c, c)
+        states = hx[direction].float(), gates.new_empty(0) if cx is None else cx[direction].float()
+        out, h, c = run_steps(cell, gates, w_hidden[direction].float(), bias, *states, lengths, direction == 1)
         outs.append(out)
         last.append(h)
         last_cells.append(c)
