@@ -72,8 +72,9 @@ struct Type {
   using type = T;
 };
 
+// Those that are computed in float32.
 template <class Body>
-int dispatch_floating(DType dtype, Body&& body) {
+int dispatch_up_to_float32(DType dtype, Body&& body) {
   switch (dtype) {
     case DType::kFloat16:
       return body(Type<__half>{});
@@ -81,11 +82,14 @@ int dispatch_floating(DType dtype, Body&& body) {
       return body(Type<__nv_bfloat16>{});
     case DType::kFloat32:
       return body(Type<float>{});
-    case DType::kFloat64:
-      return body(Type<double>{});
     default:
       return kNoKernel;
   }
+}
+
+template <class Body>
+int dispatch_floating(DType dtype, Body&& body) {
+  return dtype == DType::kFloat64 ? body(Type<double>{}) : dispatch_up_to_float32(dtype, body);
 }
 
 template <class Body>

@@ -12,20 +12,6 @@ namespace {
 
 constexpr int kThreads = 256, kWarp = 32, kWarps = kThreads / kWarp;
 
-template <class Body>
-int dispatch(DType dtype, Body&& body) {
-  switch (dtype) {
-    case DType::kFloat16:
-      return body(Type<__half>{});
-    case DType::kBFloat16:
-      return body(Type<__nv_bfloat16>{});
-    case DType::kFloat32:
-      return body(Type<float>{});
-    default:
-      return kNoKernel;
-  }
-}
-
 // CTAs are numbered rows by kRows, then columns by kWarps, the columns quickest. `by_four`: k is a multiple of 4 and
 // the weights are aligned to it.
 template <class T, int kRows>
@@ -87,7 +73,7 @@ int w8a16_gemv(std::int64_t m, std::int64_t n, std::int64_t k, DType dtype, cons
   if (m * n == 0) return 0;
   const bool by_four = k % 4 == 0 && reinterpret_cast<std::uintptr_t>(weight) % 4 == 0;
   const std::int64_t column_tiles = (n + kWarps - 1) / kWarps;
-  return dispatch(dtype, [&](auto type) -> int {
+  return dispatch_up_to_float32(dtype, [&](auto type) -> int {
     using T = typename decltype(type)::type;
     const auto launch = [&](auto* kernel, int rows) -> int {
       const std::int64_t tiles = (m + rows - 1) / rows * column_tiles;
@@ -103,7 +89,7 @@ int w8a16_gemv(std::int64_t m, std::int64_t n, std::int64_t k, DType dtype, cons
 int scale_columns(std::int64_t m, std::int64_t n, DType dtype, const float* sums, const void* scales, void* out,
                   Stream stream) {
   if (m * n == 0) return 0;
-  return dispatch(dtype, [&](auto type) -> int {
+  return dispatch_up_to_float32(dtype, [&](auto type) -> int {
     using T = typename decltype(type)::type;
     multiply_columns<T><<<blocks_for(m * n, kThreads), kThreads, 0, stream>>>(
         m * n, n, sums, static_cast<const T*>(scales), static_cast<T*>(out));

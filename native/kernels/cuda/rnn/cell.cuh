@@ -57,19 +57,4 @@ __device__ __forceinline__ CellState next_state(RecurrentCell cell, const float 
   }
 }
 
-// body(Type<T>{}) for the dtype of a layer.
-template <class Body>
-int dispatch_recurrent(DType dtype, Body&& body) {
-  switch (dtype) {
-    case DType::kFloat16:
-      return body(Type<__half>{});
-    case DType::kBFloat16:
-      return body(Type<__nv_bfloat16>{});
-    case DType::kFloat32:
-      return body(Type<float>{});
-    default:
-      return kNoKernel;
-  }
-}
-
 }  // namespace untorch::kernels::cuda

@@ -412,7 +412,7 @@ RecurrentPlan plan_recurrent_steps(const RecurrentSteps& p, int num_sms, int max
   const int hidden = static_cast<int>(p.hidden), batch = static_cast<int>(p.batch);
   const int gates = static_cast<int>(gates_of(p.cell));
   RecurrentPlan plan;
-  (void)dispatch_recurrent(p.dtype, [&](auto type) -> int {
+  (void)dispatch_up_to_float32(p.dtype, [&](auto type) -> int {
     const auto take = [&](int units, int sequences) {
       return dispatch_product<typename decltype(type)::type>(p, units, sequences, [&](auto product, int lanes) {
         using Product = typename decltype(product)::type;
@@ -439,7 +439,7 @@ int recurrent_steps(const RecurrentSteps& p, const RecurrentStates& states, cons
     if (code != 0) return code;
   }
   const int hidden = static_cast<int>(p.hidden), gates = static_cast<int>(gates_of(p.cell));
-  return dispatch_recurrent(p.dtype, [&](auto type) -> int {
+  return dispatch_up_to_float32(p.dtype, [&](auto type) -> int {
     using T = typename decltype(type)::type;
     int code = kNoKernel;
     (void)dispatch_product<T>(p, plan.units, plan.sequences, [&](auto product, int lanes) {

@@ -44,7 +44,7 @@ __global__ void __launch_bounds__(kThreads)
 }  // namespace
 
 int recurrent_update(const RecurrentSteps& p, const RecurrentUpdate& update, Stream stream) {
-  return dispatch_recurrent(p.dtype, [&](auto type) -> int {
+  return dispatch_up_to_float32(p.dtype, [&](auto type) -> int {
     using T = typename decltype(type)::type;
     update_states<T><<<blocks_for(p.states(), kThreads), kThreads, 0, stream>>>(p, update, gates_of(p.cell));
     return cudaGetLastError();
