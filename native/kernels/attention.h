@@ -6,6 +6,7 @@
 #include <cstdint>
 
 #include "kernels/cpu/attention/attention.h"  // the CPU's problem
+#include "kernels/divisor.h"
 #include "kernels/launcher.h"
 
 namespace untorch::kernels::cuda {
@@ -70,9 +71,12 @@ struct WgmmaAttentionPlan {
   int width = 0;       // the kernel's: 64, 96, 128, 192 or 256
   int warpgroups = 0;  // consumers, of 64 query rows each
   int row_blocks = 0;
+  int first_row = 0;    // of the first row block: 0, or warpgroups without rows in it, 64 each, below 0
   bool paired = false;  // an item of a CTA's work is two row blocks of a head, a long and a short one; else one
   int items = 0, ctas = 0;
-  int section = 1;  // heads in flight together, where a CTA takes one row block
+  Divisor by_ctas, by_heads, by_blocks;  // by_blocks: the items of a head, or of a section of heads
+  bool alternates = false;               // every second round of items goes from the last CTA to the first
+  int section = 1;                       // heads in flight together, where a CTA takes one row block
   bool vector_out = false;
 };
 

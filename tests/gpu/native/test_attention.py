@@ -353,7 +353,8 @@ def test_packed_projection() -> None:
 
 WGMMA_SHAPES = [
     (4, 16, 4096, 128), (2, 32, 2048, 64), (1, 20, 1500, 64), (1, 12, 197, 64), (16, 16, 512, 64), (1, 8, 128, 128),
-    (2, 6, 1000, 96), (2, 5, 900, 192), (2, 8, 1300, 256),
+    (2, 6, 1000, 96), (2, 5, 900, 192), (2, 8, 1300, 256), (64, 12, 128, 64), (24, 12, 256, 64), (8, 12, 1100, 64),
+    (5, 11, 1500, 64), (5, 16, 384, 128), (3, 16, 1000, 128),
 ]  # fmt: skip
 
 
@@ -375,6 +376,22 @@ def test_prefill(dtype: torch.dtype, shape: tuple[int, ...], causal: bool) -> No
     for _ in range(10):
         again = sdpa(FLASH, q, k, v, causal=causal)
         assert torch.equal(again[0], got[FLASH][0]) and torch.equal(again[1], got[FLASH][1])
+
+
+@pytest.mark.parametrize("keys", [70, 400, 1000])
+@pytest.mark.parametrize("queries", [600, 706])
+@pytest.mark.parametrize("op", [FLASH, EFFICIENT, CUDNN])
+def test_causal_row_blocks_that_begin_before_the_first_row(op: str, queries: int, keys: int) -> None:
+    """Of 192 rows, for heads of 64: the incomplete one comes first. The diagonal ends in the corner, or begins there."""
+    (q,) = randoms(torch.bfloat16, (16, 12, queries, 64), seed=1)
+    k, v = randoms(torch.bfloat16, *[(16, 12, keys, 64)] * 2, seed=2)
+    out, lse, *_ = sdpa(op, q, k, v, causal=True)
+    want = reference(q, k, v, right=0, bottom_right=op == FLASH)
+    close(out, want.out, torch.bfloat16)
+    empty = {FLASH: math.inf, EFFICIENT: 0.0, CUDNN: -math.inf}[op]
+    close_lse(lse.reshape(16, 12, -1)[..., :queries], want.lse, empty)
+    if op == EFFICIENT:
+        assert bool((lse[..., queries:] == math.inf).all())
 
 
 @settings(max_examples=150, deadline=None)
@@ -444,6 +461,11 @@ def test_without_log_sum_exp() -> None:
     got = sdpa(EFFICIENT, q, k, v, lse=False)
     assert got[1].shape == (2, 2, 0)
     close(got[0], reference(q, k, v).out, torch.float32)
+    for length in (5, 300):
+        q, k, v = randoms(torch.float16, (2, 2, length, 64), (2, 2, 7, 64), (2, 2, 7, 64))
+        got = sdpa(CUDNN, q, k, v, lse=False)
+        assert got[1].shape == (2, 2, length, 1)
+        close(got[0], reference(q, k, v).out, torch.float16)
 
 
 # The operators below: [batch, length, heads, width].

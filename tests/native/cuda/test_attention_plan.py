@@ -35,8 +35,8 @@ Attention problem(int batch, int heads, int queries, int keys, int width) {
 }
 void print(const Attention& p) {
   const WgmmaAttentionPlan plan = plan_attention_wgmma(p, 132, 50 << 20);
-  std::printf("%d %d %d %d %d %d %d %d %d\n", plan.valid, plan.width, plan.warpgroups, plan.row_blocks, plan.items,
-              plan.ctas, plan.vector_out, plan.paired, plan.section);
+  std::printf("%d %d %d %d %d %d %d %d %d %d %d\n", plan.valid, plan.width, plan.warpgroups, plan.row_blocks, plan.items,
+              plan.ctas, plan.vector_out, plan.paired, plan.section, plan.alternates, plan.first_row);
 }
 int main() {
   const std::int32_t lengths[2] = {};
@@ -47,7 +47,7 @@ int main() {
 
 def plans(folder: Path, *problems: str) -> list[list[int]]:
     """Of a problem, changed by statements on `p`: valid, width, warpgroups, row_blocks, items, ctas, vector_out, paired,
-    section."""
+    section, alternates, first_row."""
     code = "\n  ".join(f"{{ Attention p = {problem}; print(p); }}" for problem in problems)
     return [[int(number) for number in line.split()] for line in lines_of(SOURCE.replace("$CODE", code), folder)]
 
@@ -59,17 +59,42 @@ def test_tiles(tmp_path: Path) -> None:
         [1, 128, 2, 32, 2048, 132, 1], [1, 64, 2, 12, 240, 132, 1], [1, 64, 3, 22, 5632, 132, 1],
         [1, 64, 2, 2, 24, 24, 1], [1, 96, 2, 8, 128, 128, 1],
     ]  # fmt: skip
-    assert all(plan[7:] == [0, 1] for plan in got)
+    assert all(plan[7:] == [0, 1, 0, 0] for plan in got)
 
 
 def test_causal_row_blocks(tmp_path: Path) -> None:
-    """In pairs that cost the same where these fill the GPU; else one a CTA, and keys and values of the heads in flight
-    take half of L2."""
-    shapes = [(4, 16, 4096, 128), (2, 32, 2048, 64), (1, 16, 1024, 128), (4, 20, 4096, 128), (64, 8, 100, 128)]
+    """In pairs that cost the same where these fill the GPU or cost the least; else single ones, whose order alternates
+    where keys and values stay in L2; else one a CTA, and those of the heads in flight take half of L2."""
+    shapes = {
+        (4, 16, 4096, 128): [32, 1024, 132, 1, 1, 0, 0],
+        (2, 32, 2048, 64): [11, 384, 132, 1, 1, 0, -64],
+        (1, 16, 1024, 128): [8, 128, 128, 0, 16, 1, 0],
+        (4, 20, 4096, 128): [32, 1280, 132, 1, 1, 0, 0],
+        (64, 8, 100, 128): [1, 512, 132, 0, 1, 0, 0],
+        (16, 12, 1000, 64): [6, 576, 132, 1, 1, 0, -128],
+        (8, 12, 1100, 64): [6, 576, 132, 0, 96, 1, 0],
+        (1, 17, 8192, 128): [64, 1088, 1088, 0, 6, 0, 0],
+    }
     got = plans(tmp_path, *(f"problem({b}, {h}, {n}, {n}, {d}); p.right = 0" for b, h, n, d in shapes))
-    assert [plan[3:6] + plan[7:] for plan in got] == [
-        [32, 1024, 132, 1, 1], [11, 384, 132, 1, 1], [8, 128, 128, 0, 16], [32, 1280, 132, 1, 1], [1, 512, 512, 0, 512],
-    ]  # fmt: skip
+    assert [plan[3:6] + plan[7:] for plan in got] == list(shapes.values())
+
+
+def test_divisors(tmp_path: Path) -> None:
+    """Multiplications in the place of divisions, for values below 2^31."""
+    code = """
+  for (const int by : {1, 2, 3, 5, 6, 7, 11, 12, 64, 127, 132, 1000, 65535, 65536, 1048577, 1073741823, 2147483647}) {
+    const Divisor d = divisor(by);
+    for (const std::uint32_t about : {0u, 1u, 1u * by, 7u * by, 12345678u / by * by, 2147483647u / by * by, 2147483646u}) {
+      for (int more = -2; more < 3; ++more) {
+        const std::uint32_t value = about + more;
+        if (value > 2147483647u) continue;
+        const std::uint32_t high = std::uint64_t{value} * d.multiplier >> 32;
+        if ((d.multiplier == 0 ? value : high >> d.shift) != value / by) std::printf("%d %u\\n", by, value);
+      }
+    }
+  }
+"""
+    assert lines_of(SOURCE.replace("$CODE", code), tmp_path) == []
 
 
 @pytest.mark.slow

@@ -22,6 +22,31 @@ bool has_tensor_map(const Heads& heads, int rows) {
 
 int divide_up(int a, int b) { return (a + b - 1) / b; }
 
+// The order of causal row blocks, which cost the less the earlier they are. Pairs of a long and a short one cost the
+// same; where that leaves CTAs idle in the last round, single ones, the longest first, if the heads' keys and values
+// stay in L2. If they do not, a section of heads comes after the other, and every row block has a CTA of its own.
+void plan_causal(const Attention& p, WgmmaAttentionPlan& plan, std::int64_t slots, int num_sms, int l2_bytes) {
+  if (plan.row_blocks == 1) return;
+  const int tiles = plan.items;
+  const auto pairs = static_cast<int>(slots * divide_up(plan.row_blocks, 2));
+  const int rounds = divide_up(pairs, num_sms);
+  const std::int64_t bytes = std::int64_t{p.keys} * (p.width + p.value_width) * 2;
+  plan.section = static_cast<int>(std::clamp<std::int64_t>(l2_bytes / 2 / bytes, 1, slots));
+  // Tiles of keys: a row block costs one more, a CTA of its own one and a half.
+  const std::int64_t both = divide_up(p.keys, 128) + divide_up(64 * plan.warpgroups, 128);
+  const bool pairs_cost_less =
+      std::int64_t{rounds} * num_sms * (both + 2) * 2 <= static_cast<std::int64_t>(tiles) * (both + 5);
+  const bool stay = bytes * slots <= std::int64_t{l2_bytes} / 4 * 3;  // in L2
+  if (pairs >= rounds * num_sms - rounds * num_sms / 10 || (!stay && pairs_cost_less)) {
+    plan.paired = true, plan.section = 1;
+    plan.items = pairs, plan.ctas = std::min(pairs, num_sms);
+  } else if (stay) {
+    plan.alternates = true, plan.section = static_cast<int>(slots);
+  } else {
+    plan.ctas = tiles;
+  }
+}
+
 }  // namespace
 
 WgmmaAttentionPlan plan_attention_wgmma(const Attention& p, int num_sms, int l2_bytes) {
@@ -52,19 +77,15 @@ WgmmaAttentionPlan plan_attention_wgmma(const Attention& p, int num_sms, int l2_
   if (2 * tiles < num_sms && p.keys > kShortKeys && plan_attention(p, num_sms, l2_bytes).splits > 1) return plan;
   plan.items = tiles, plan.ctas = std::min(tiles, num_sms);
   if (p.right >= 0) {
-    const auto pairs = static_cast<int>(slots * divide_up(plan.row_blocks, 2));
-    const int ctas = divide_up(pairs, num_sms) * num_sms;
-    plan.paired = plan.row_blocks > 1 && pairs >= ctas - ctas / 10;
-    if (plan.paired) {
-      plan.items = pairs, plan.ctas = std::min(pairs, num_sms);
-    } else {
-      plan.ctas = tiles;
-      const std::int64_t bytes = std::int64_t{p.keys} * (p.width + p.value_width) * 2;
-      plan.section = static_cast<int>(std::clamp<std::int64_t>(l2_bytes / 2 / bytes, 1, slots));
-    }
+    // Of three warpgroups those without rows cost nothing: in the row block that sees the fewest keys.
+    if (plan.warpgroups == 3) plan.first_row = -(plan.row_blocks * 192 - p.queries) / 64 * 64;
+    plan_causal(p, plan, slots, num_sms, l2_bytes);
   }
-  plan.vector_out = reinterpret_cast<std::uintptr_t>(p.out.data) % 16 == 0 && multiple(p.out.batch, 8) &&
-                    multiple(p.out.head, 8) && multiple(p.out.row, 8) && multiple(p.value_width, 8);
+  plan.by_ctas = divisor(plan.ctas), plan.by_heads = divisor(p.heads);
+  plan.by_blocks = divisor(plan.paired ? divide_up(plan.row_blocks, 2) : plan.section * plan.row_blocks);
+  plan.vector_out = has_tensor_map(p.out, p.queries) && reinterpret_cast<std::uintptr_t>(p.out.data) % 16 == 0 &&
+                    multiple(p.out.batch, 8) && multiple(p.out.head, 8) && multiple(p.out.row, 8) &&
+                    multiple(p.value_width, 8);
   plan.valid = true;
   return plan;
 }

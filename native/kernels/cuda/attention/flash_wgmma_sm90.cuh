@@ -9,11 +9,13 @@
 //   overlap      within a warpgroup: Q·Kᵀ of the next tile and P·V of this one are issued, then comes the next softmax;
 //                between warpgroups: named barriers let them issue in turn, so that one's softmax hides under the
 //                other's WGMMAs
-//   epilogue     a quad transposes its pairs into 16-byte stores: shared memory stays the next tile's
+//   epilogue     a warp's rows go to shared memory of their own, from which TMA stores them during the next tile; where
+//                there is none, or strides are not TMA's, a quad transposes its pairs into 16-byte stores
 //   registers    setmaxnreg: 240 a consumer thread (three consumers: 160), 24 (32) a producer thread
 //
 //   shared memory, boxes of 64 columns, 128-byte swizzle; widths between those of the templates are padded by TMA
-//     Q [boxes][rows][64]     K [stages][boxes][keys][64]     V [stages][boxes][keys][64]
+//     Q [boxes][rows][64]     K [stages][boxes][keys][64]     V [stages][boxes][keys][64]     out
+//     [warps][boxes][16][64]
 //
 // CTAs take row blocks of the same heads at a time, so that K and V come from L2. Causal ones come in pairs of a long
 // and a short one; where the pairs leave too many CTAs idle, a CTA takes one row block, from the longest to the
@@ -24,17 +26,18 @@
 #pragma once
 
 #include "kernels/cuda/attention/wgmma_tile_sm90.cuh"
+#include "kernels/cuda/common/divide.cuh"
 #include "kernels/cuda/common/launch.cuh"
 #include "kernels/cuda/sm90/tensor_map.cuh"
 
 namespace untorch::kernels::cuda {
 namespace {
 
-// query, key and value: boxes of 64 columns. The numbers are the steps of the maps' coordinates: 0 where all batches or
-// heads are the same memory.
+// Boxes of 64 columns. The numbers are the steps of the maps' coordinates: 0 where all batches or heads are the same
+// memory.
 struct WgmmaOperands {
-  TensorMap query, key, value;
-  int query_batch, query_head, key_batch, key_head, value_batch, value_head;
+  TensorMap query, key, value, out;
+  int query_batch, query_head, key_batch, key_head, value_batch, value_head, out_batch, out_head;
 };
 
 // A row block of a head.
@@ -53,33 +56,34 @@ __device__ __forceinline__ KeyTiles key_tiles(const Attention& p, int first, int
 }
 
 // Row block `step` of the CTA; false when there is none left. Paired items are a long and a short row block of a head,
-// so that causal items cost the same. work.row -1: the middle block, which has no partner.
+// so that causal items cost the same. work.head -1: the middle block, which has no partner.
 template <class Tile>
 __device__ __forceinline__ bool locate_work(const Attention& p, const WgmmaAttentionPlan& plan, int step,
                                             WgmmaWork& work) {
   // A row block in the middle costs half of a pair: a CTA has another place of the heads in every round.
   const int ctas = static_cast<int>(gridDim.x), round = plan.paired ? step / 2 : step;
   const bool rotates = plan.paired && plan.row_blocks % 2 != 0;
-  const int item = round * ctas + (static_cast<int>(blockIdx.x) + (rotates ? round : 0)) % ctas;
+  int place = static_cast<int>(blockIdx.x) + (rotates ? round : 0);
+  if (plan.alternates && round % 2 != 0) place = ctas - 1 - place;
+  const int item = round * ctas + place - divided(place, plan.by_ctas) * ctas;
   if (item >= plan.items) return false;
   int slot, block;
   if (plan.paired) {
     const int pairs = (plan.row_blocks + 1) / 2;
-    slot = item / pairs;
+    slot = divided(item, plan.by_blocks);
     const int first = item - slot * pairs;
     block = step & 1 ? plan.row_blocks - 1 - first : first;
     if ((step & 1) && block == first) {
-      work.row = -1;
+      work.head = -1;
       return true;
     }
   } else {
-    const int per_section = plan.section * plan.row_blocks;
-    const int which = item / per_section, rest = item - which * per_section;
+    const int which = divided(item, plan.by_blocks), rest = item - which * plan.section * plan.row_blocks;
     const int in_section = min(plan.section, p.batch * p.heads - which * plan.section);
-    block = rest / in_section, slot = which * plan.section + rest - block * in_section;
+    block = in_section == 1 ? rest : rest / in_section, slot = which * plan.section + rest - block * in_section;
   }
-  work.batch = slot / p.heads, work.head = slot - work.batch * p.heads;
-  work.row = (plan.row_blocks - 1 - block) * Tile::kRows;
+  work.batch = divided(slot, plan.by_heads), work.head = slot - work.batch * p.heads;
+  work.row = plan.first_row + (plan.row_blocks - 1 - block) * Tile::kRows;
   work.tiles = key_tiles<Tile>(p, work.row, min(work.row + Tile::kRows, p.queries) - 1).end;
   return true;
 }
@@ -95,7 +99,7 @@ __device__ __forceinline__ void produce_tiles(const Attention& p, const WgmmaAtt
   queries.parity = keys.parity = values.parity = 1;  // all stages are empty
   WgmmaWork work;
   for (int step = 0; locate_work<Tile>(p, plan, step, work); ++step) {
-    if (work.row < 0) continue;
+    if (work.head < 0) continue;
     if (work.tiles == 0) continue;
     const int kv_head = work.head / group;
     const auto load = [&](const TensorMap& map, std::uint32_t to, int box_bytes, int row, int head, int batch,
@@ -129,43 +133,67 @@ __device__ __forceinline__ void produce_tiles(const Attention& p, const WgmmaAtt
   }
 }
 
-// Rows 0 to 15 of the warp to memory: divided by the sum, rounded, with the log-sum-exp.
+// The warp's rows [first, first + 16) to memory: divided by the sum, rounded, with the log-sum-exp.
 template <class Tile>
-__device__ __forceinline__ void store_rows(const Attention& p, const WgmmaAttentionPlan& plan, const WgmmaWork& work,
-                                           int row, const float (&out)[Tile::kWidth / 2], const SoftmaxRows& rows) {
+__device__ __forceinline__ void store_rows(const Attention& p, const WgmmaAttentionPlan& plan,
+                                           const WgmmaOperands& operands, WgmmaShared<Tile> shared,
+                                           const WgmmaWork& work, int first, const float (&out)[Tile::kWidth / 2],
+                                           const SoftmaxRows& rows) {
   using T = typename Tile::T;
-  const int pair = static_cast<int>(threadIdx.x) & 3;
+  const int lane = static_cast<int>(threadIdx.x) & 31;
+  const float total[2] = {row_total(rows, 0), row_total(rows, 1)};
+  float inverse[2];
+#pragma unroll
+  for (int half = 0; half < 2; ++half) inverse[half] = total[half] == 0 ? 0.0f : __fdividef(1.0f, total[half]);
+  if (p.lse != nullptr && lane % 4 < 2) {
+    const bool second = lane % 4 == 1;
+    const int at = first + lane / 4 + (second ? 8 : 0);
+    const float sum = second ? total[1] : total[0], maximum = second ? rows.maximum[1] : rows.maximum[0];
+    float* const lse = p.lse + work.batch * p.lse_batch + work.head * p.lse_head + at;
+    if (at < p.queries) {
+      *lse = sum == 0 ? p.empty_lse : fmaf(maximum, p.scale, __logf(sum));  // 0: the row sees no key
+    } else if (at < p.lse_rows) {
+      *lse = INFINITY;
+    }
+  }
+  if (Tile::kHasOut && plan.vector_out) {
+    const std::uint32_t staged = shared.out(static_cast<int>(threadIdx.x) / 32);
+    if (lane == 0) tma_store_wait_read();
+    __syncwarp();
+    stage_rows<Tile>(staged, out, inverse);
+    fence_before_tma_store();
+    __syncwarp();
+    if (lane == 0 && first < p.queries) {
+#pragma unroll
+      for (int box = 0; box < Tile::kBoxes; ++box) {
+        tma_store_4d(staged + box * Tile::kWarpOutBox, operands.out, box * 64, first, work.head * operands.out_head,
+                     work.batch * operands.out_batch);
+      }
+      tma_store_commit();
+    }
+    return;
+  }
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
-    const float total = row_total(rows, half);
-    const float inverse = total == 0 ? 0.0f : 1.0f / total;  // 0: the row sees no key
-    const int at = row + half * 8;
-    if (pair == 0 && p.lse != nullptr) {
-      float* lse = p.lse + work.batch * p.lse_batch + work.head * p.lse_head + at;
-      if (at < p.queries) {
-        *lse = total == 0 ? p.empty_lse : rows.maximum[half] * p.scale + logf(total);
-      } else if (at < p.lse_rows) {
-        *lse = INFINITY;
-      }
-    }
+    const int at = first + lane / 4 + half * 8;
     T* const to = static_cast<T*>(p.out.data) + work.batch * p.out.batch + work.head * p.out.head +
                   static_cast<std::int64_t>(at) * p.out.row;
-    store_row<Tile>(to, half, at < p.queries, p.value_width, plan.vector_out, out, inverse);
+    store_row<Tile>(to, half, at < p.queries, p.value_width, !Tile::kHasOut && plan.vector_out, out, inverse[half]);
   }
 }
 
 // A consumer warpgroup.
 template <class Tile>
 __device__ __forceinline__ void consume_tiles(const Attention& p, const WgmmaAttentionPlan& plan,
-                                              WgmmaShared<Tile> shared, int warpgroup) {
+                                              const WgmmaOperands& operands, WgmmaShared<Tile> shared, int warpgroup) {
   const int lane = static_cast<int>(threadIdx.x) & 31, warp = static_cast<int>(threadIdx.x) / 32 % 4;
   WgmmaConsumer<Tile> consumer{.shared = shared, .warpgroup = warpgroup, .scale_log2 = p.scale * kLog2e};
   float out[Tile::kWidth / 2];
   consumer.take_turns();
   WgmmaWork work;
   for (int step = 0; locate_work<Tile>(p, plan, step, work); ++step) {
-    if (work.row < 0) continue;
-    const int row = work.row + warpgroup * 64 + warp * 16 + lane / 4;
+    if (work.head < 0) continue;
+    const int first_row = work.row + warpgroup * 64 + warp * 16, row = first_row + lane / 4;
     SoftmaxRows rows{};
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
@@ -182,15 +210,16 @@ __device__ __forceinline__ void consume_tiles(const Attention& p, const WgmmaAtt
       const int last = min(first + (apart ? 64 : Tile::kRows), p.queries) - 1;
       KeyTiles tiles = key_tiles<Tile>(p, first, last);
       if (apart) tiles.block_end = work.tiles;
-      if (apart && (first > last || tiles.end == 0)) {
+      if (apart && (first < 0 || first > last || tiles.end == 0)) {
         consumer.skip(work.tiles);
       } else {
         consumer.template attend<false>(tiles, rows, out, [] {});
       }
     }
-    store_rows<Tile>(p, plan, work, row, out, rows);
+    if (first_row >= 0) store_rows<Tile>(p, plan, operands, shared, work, first_row, out, rows);
   }
   consumer.end_turns();
+  if (Tile::kHasOut && lane == 0) tma_store_wait_read();
 }
 
 template <class Tile>
@@ -208,7 +237,7 @@ __global__ void __launch_bounds__(Tile::kThreads, 1)
     if (threadIdx.x == Tile::kConsumerThreads) produce_tiles<Tile>(p, plan, operands, shared);
   } else {
     setmaxnreg_inc<Tile::kConsumerRegisters>();
-    consume_tiles<Tile>(p, plan, shared, warpgroup);
+    consume_tiles<Tile>(p, plan, operands, shared, warpgroup);
   }
 }
 
@@ -245,6 +274,12 @@ int launch_wgmma(const Attention& p, const WgmmaAttentionPlan& plan, Stream stre
                                     operands.value_batch, operands.value_head)) {
     return code;
   }
+  if (Tile::kHasOut && plan.vector_out) {
+    if (const int code = encode_heads(p.out, p.batch, p.heads, p.queries, p.value_width, 16, operands.out,
+                                      operands.out_batch, operands.out_head)) {
+      return code;
+    }
+  }
   return launch_kernel(
       flash_attention_wgmma<Tile>,
       {.blocks = dim3(static_cast<unsigned>(plan.ctas)), .threads = Tile::kThreads, .shared_bytes = Tile::kSharedBytes},
@@ -254,15 +289,11 @@ int launch_wgmma(const Attention& p, const WgmmaAttentionPlan& plan, Stream stre
 template <class T>
 int launch_attention_wgmma(const Attention& p, const WgmmaAttentionPlan& plan, Stream stream) {
   if (plan.width == 64) {
-    if (plan.warpgroups == 3) return launch_wgmma<WgmmaTile<T, 64, 3, 128, 2, 2>>(p, plan, stream);
-    return launch_wgmma<WgmmaTile<T, 64, 2, 128, 3, 2>>(p, plan, stream);
+    if (plan.warpgroups == 3) return launch_wgmma<WgmmaTile<T, 64, 3, 128, 2, 2, true>>(p, plan, stream);
+    return launch_wgmma<WgmmaTile<T, 64, 2, 128, 3, 2, true>>(p, plan, stream);
   }
-  if (plan.width == 96) return launch_wgmma<WgmmaTile<T, 96, 2, 128, 2, 1>>(p, plan, stream);
-  if (plan.width == 128) {
-    // The diagonal costs less with narrow tiles.
-    if (p.right >= 0) return launch_wgmma<WgmmaTile<T, 128, 2, 128, 2, 2>>(p, plan, stream);
-    return launch_wgmma<WgmmaTile<T, 128, 2, 176, 2, 1>>(p, plan, stream);
-  }
+  if (plan.width == 96) return launch_wgmma<WgmmaTile<T, 96, 2, 128, 2, 2, true>>(p, plan, stream);
+  if (plan.width == 128) return launch_wgmma<WgmmaTile<T, 128, 2, 128, 2, 2, true>>(p, plan, stream);
   if (plan.width == 192) return launch_wgmma<WgmmaTile<T, 192, 2, 112, 2, 1>>(p, plan, stream);
   return launch_wgmma<WgmmaTile<T, 256, 2, 80, 2, 1>>(p, plan, stream);
 }

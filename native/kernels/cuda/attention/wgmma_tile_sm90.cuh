@@ -12,19 +12,23 @@
 namespace untorch::kernels::cuda {
 namespace {
 
-// Stages: of the rings of keys and of values; QueryStages: with two, the next tile's Q comes during this one.
-template <class T_, int Width, int Warpgroups, int Keys, int Stages, int QueryStages>
+// Stages: of the rings of keys and of values; QueryStages: with two, the next tile's Q comes during this one; HasOut:
+// with shared memory for the result.
+template <class T_, int Width, int Warpgroups, int Keys, int Stages, int QueryStages, bool HasOut = false>
 struct WgmmaTile {
   using T = T_;
   static constexpr int kWidth = Width, kWarpgroups = Warpgroups, kKeys = Keys;
   static constexpr int kStages = Stages, kQueryStages = QueryStages;
+  static constexpr bool kHasOut = HasOut;
   static constexpr int kRows = 64 * Warpgroups, kConsumerThreads = 128 * Warpgroups, kThreads = kConsumerThreads + 128;
   static constexpr int kBoxes = (Width + 63) / 64;
   static constexpr int kQueryBox = kRows * 128, kKeyBox = kKeys * 128;  // bytes
   static constexpr int kQueryBytes = kBoxes * kQueryBox, kKeyBytes = kBoxes * kKeyBox;
+  static constexpr int kWarpOutBox = 16 * 128, kWarpOutBytes = kBoxes * kWarpOutBox;
+  static constexpr int kOutBytes = HasOut ? 4 * Warpgroups * kWarpOutBytes : 0;
   static constexpr int kBarriers = 2 * kQueryStages + 4 * kStages;
   static constexpr int kSharedBytes =
-      kQueryStages * kQueryBytes + 2 * kStages * kKeyBytes + kBarriers * 8 + 1024;  // 1024: to align
+      kQueryStages * kQueryBytes + 2 * kStages * kKeyBytes + kOutBytes + kBarriers * 8 + 1024;  // 1024: to align
   static_assert(kKeys % 16 == 0 && kKeyBox % 1024 == 0 && kSharedBytes <= 232448);
   // Of a thread, after setmaxnreg. The CTA's registers at launch are all there are.
   static constexpr int kConsumerRegisters = Warpgroups == 2 ? 240 : 160;
@@ -43,7 +47,12 @@ struct WgmmaShared {
     return query(Tile::kQueryStages) + stage * Tile::kKeyBytes;
   }
   __device__ __forceinline__ std::uint32_t value(int stage) const { return key(Tile::kStages + stage); }
-  __device__ __forceinline__ std::uint32_t key_full(int stage) const { return key(2 * Tile::kStages) + stage * 8; }
+  __device__ __forceinline__ std::uint32_t out(int warp) const {
+    return key(2 * Tile::kStages) + warp * Tile::kWarpOutBytes;
+  }
+  __device__ __forceinline__ std::uint32_t key_full(int stage) const {
+    return key(2 * Tile::kStages) + Tile::kOutBytes + stage * 8;
+  }
   __device__ __forceinline__ std::uint32_t key_empty(int stage) const { return key_full(Tile::kStages + stage); }
   __device__ __forceinline__ std::uint32_t value_full(int stage) const { return key_full(2 * Tile::kStages + stage); }
   __device__ __forceinline__ std::uint32_t value_empty(int stage) const { return key_full(3 * Tile::kStages + stage); }
@@ -176,6 +185,26 @@ __device__ __forceinline__ void store_row(typename Tile::T* to, int half, bool i
   }
 }
 
+// The warp's 16 rows of the result, divided by the sums and rounded, to shared memory in boxes of 64 columns, as a
+// tensor map with 128-byte swizzle has them.
+template <class Tile>
+__device__ __forceinline__ void stage_rows(std::uint32_t to, const float (&out)[Tile::kWidth / 2],
+                                           const float (&inverse)[2]) {
+  using T = typename Tile::T;
+  const int lane = static_cast<int>(threadIdx.x) & 31, row = lane & 15;
+#pragma unroll
+  for (int n = 0; n < Tile::kWidth / 8; n += 2) {
+    std::uint32_t pairs[4];  // of 8 columns, rows 0 to 7 and 8 to 15; of the next 8 columns
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const int from = 4 * (n + i / 2) + i % 2 * 2;
+      pairs[i] = pack_halves<T>(out[from] * inverse[i % 2], out[from + 1] * inverse[i % 2]);
+    }
+    const int chunk = n % 8 + lane / 16;
+    stmatrix_x4(to + n / 8 * Tile::kWarpOutBox + row * 128 + (chunk ^ (row & 7)) * 16, pairs);
+  }
+}
+
 // The sum over all columns of the thread's row; its inverse is 0 where the row sees no key.
 __device__ __forceinline__ float row_total(const SoftmaxRows& rows, int half) {
   float total = rows.sum[half];
@@ -295,7 +324,11 @@ struct WgmmaConsumer {
     release(shared.key_empty(keys.stage));
     keys.advance();
     int tile = tiles.end - 1;
-    online_softmax<Tile, true, HasWindow>(score, rows, fade, scale_log2, tile * Tile::kKeys);
+    if (tile >= tiles.full_end || HasWindow) {
+      online_softmax<Tile, true, HasWindow>(score, rows, fade, scale_log2, tile * Tile::kKeys);
+    } else {
+      online_softmax<Tile, false, HasWindow>(score, rows, fade, scale_log2, tile * Tile::kKeys);
+    }
     round_weights();
     prepare();
 

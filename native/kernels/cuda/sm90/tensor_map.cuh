@@ -1,4 +1,4 @@
-// TMA loads of tiles from global to shared memory (cp.async.bulk.tensor), and their L2 policies.
+// TMA loads of tiles from global to shared memory (cp.async.bulk.tensor), their L2 policies, and stores.
 #pragma once
 
 #include "kernels/cuda/sm90/tensor_map.h"
@@ -54,5 +54,21 @@ __device__ __forceinline__ void tma_load_3d(std::uint32_t to, const TensorMap& m
       "l"(reinterpret_cast<std::uint64_t>(&map)), "r"(column), "r"(row), "r"(matrix), "r"(mbarrier), "l"(policy)
       : "memory");
 }
+
+// TMA stores of a thread: it fences what the warp wrote to shared memory (every writer calls fence_before_tma_store),
+// then stores boxes, then commits them as a group. Elements out of bounds are left out.
+__device__ __forceinline__ void fence_before_tma_store() {
+  asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+}
+__device__ __forceinline__ void tma_store_4d(std::uint32_t from, const TensorMap& map, int column, int row, int middle,
+                                             int outer) {
+  asm volatile("cp.async.bulk.tensor.4d.global.shared::cta.bulk_group [%0, {%1, %2, %3, %4}], [%5];" ::"l"(
+                   reinterpret_cast<std::uint64_t>(&map)),
+               "r"(column), "r"(row), "r"(middle), "r"(outer), "r"(from)
+               : "memory");
+}
+__device__ __forceinline__ void tma_store_commit() { asm volatile("cp.async.bulk.commit_group;" ::: "memory"); }
+// Returns when the thread's stores have read shared memory: it may be written again, or the CTA may end.
+__device__ __forceinline__ void tma_store_wait_read() { asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory"); }
 
 }  // namespace untorch::kernels::cuda

@@ -27,6 +27,13 @@ __device__ __forceinline__ void named_barrier_arrive(int barrier, int threads) {
   asm volatile("bar.arrive %0, %1;" ::"r"(barrier), "r"(threads) : "memory");
 }
 
+// Writes four 8 × 8 matrices of 2-byte elements, as accumulator fragments hold them: a lane's pair r[i] is of row lane
+// / 4 and column 2 · (lane % 4) of matrix i. Lanes 8i to 8i + 7 have the row addresses of matrix i.
+__device__ __forceinline__ void stmatrix_x4(std::uint32_t to, const std::uint32_t (&r)[4]) {
+  asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1,%2,%3,%4};\n" ::"r"(to), "r"(r[0]), "r"(r[1]),
+               "r"(r[2]), "r"(r[3])
+               : "memory");
+}
 // Writes four transposed 8 × 8 matrices of 2-byte elements, as accumulator fragments hold them: a lane's pair r[i] is
 // of column 2 · (lane % 4) and the next, row lane / 4, of matrix i, and becomes two rows. Lanes 8i to 8i + 7 have the
 // row addresses of matrix i.
