@@ -221,9 +221,8 @@ UNTORCH_SHIM aoti_torch_cuda__scaled_dot_product_cudnn_attention(
     TensorPtr out = empty_result(sizes, strides, in.query);
     TensorPtr lse = Tensor::empty(Dims{in.batch(), in.heads(), in.queries(), 1}, DType::kFloat32, on.device());
     kernels::cuda::Attention p = problem(in, scale);
-    // PyTorch leaves it undefined when it is not asked for; its shape is known all the same, and it costs nothing.
-    (void)compute_log_sumexp;
-    p.lse = lse->data<float>(), p.lse_batch = lse->stride(0), p.lse_head = lse->stride(1);
+    // PyTorch leaves it undefined when it is not asked for; its shape is known all the same.
+    if (compute_log_sumexp != 0) p.lse = lse->data<float>(), p.lse_batch = lse->stride(0), p.lse_head = lse->stride(1);
     p.empty_lse = -std::numeric_limits<float>::infinity();
     if (is_causal != 0) p.right = 0;
     launch(on, kCudnn, in, bias, *out, p);
