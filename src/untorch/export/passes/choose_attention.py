@@ -39,7 +39,7 @@ _DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 # Where the runtime's kernel was measured to be faster than Triton's: heads at least so wide, and more queries than few,
 # of which narrow causal heads have more.
 _WGMMA_WIDTH, _NARROW = 64, 96
-_FEW_QUERIES, _FEW_NARROW_CAUSAL = 256, 1024
+_FEW_QUERIES, _FEW_NARROW_CAUSAL = 256, 512
 
 
 @dataclass(frozen=True)

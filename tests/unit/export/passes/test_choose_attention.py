@@ -138,7 +138,7 @@ OPERATOR = "_scaled_dot_product_cudnn_attention"
         (Attention(scale=0.3), HALVES, "bfloat16, head size 128"),
         (Attention(), [t[0] for t in HALVES], "bfloat16, head size 128"),
         (Attention(), tensors(queries=300, dtype=torch.bfloat16, width=64), "bfloat16, head size 64"),
-        (Attention(is_causal=True), tensors(queries=1025, dtype=torch.bfloat16, width=64), "bfloat16, head size 64"),
+        (Attention(is_causal=True), tensors(queries=513, dtype=torch.bfloat16, width=64), "bfloat16, head size 64"),
         (Attention(is_causal=True), tensors(queries=300, dtype=torch.bfloat16, width=96), "bfloat16, head size 96"),
         (
             Repeated(2, "expand"), tensors(heads_kv=2, queries=257, dtype=torch.float16, width=128),
@@ -169,8 +169,8 @@ def test_the_kernel_for_sm_90(model: nn.Module, args: list[Any], what: str) -> N
         (Attention(scale=-0.3), HALVES),
         (Attention(), tensors(queries=256, dtype=torch.bfloat16, width=128)),
         (Attention(), tensors(queries=300, dtype=torch.bfloat16, width=56)),
-        (Attention(is_causal=True), tensors(queries=1024, dtype=torch.bfloat16, width=64)),
-        (Attention(is_causal=True), tensors(queries=1024, dtype=torch.bfloat16, width=88)),
+        (Attention(is_causal=True), tensors(queries=512, dtype=torch.bfloat16, width=64)),
+        (Attention(is_causal=True), tensors(queries=512, dtype=torch.bfloat16, width=88)),
     ],
 )
 def test_triton_on_sm_90(model: nn.Module, args: list[Any]) -> None:
