@@ -2,13 +2,15 @@
 
 ``--device cuda`` is for the GPU of this machine, with models of gpu_zoo.py; ``--models`` names some.
 
-Each export is a process of its own, whose imports and model are not counted; contestants alternate. A round begins with
-empty caches, which the first model fills (precompiled headers of torch's, an object of ours): its row says so.
+Each export is a process of its own, whose imports and model are not counted; contestants alternate, or run at once with
+``--at-once``, each with half of the cores and a GPU of its own. A round begins with empty caches, which the first model
+fills (precompiled headers of torch's, an object of ours): its row says so. The file is written after every model.
 """
 
 from __future__ import annotations
 
 import argparse
+import concurrent.futures
 import json
 import os
 import pathlib
@@ -19,6 +21,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from dataclasses import dataclass
 from typing import Any
 
 from common import RESULTS, ROOT, WORK, Report, Table
@@ -35,21 +38,38 @@ MODELS = {
 }  # fmt: skip
 
 
-def export_once(contestant: str, model: str, folder: str, device: str) -> dict[str, float]:
-    """Seconds, and CPU seconds with the compilers', in a fresh process that keeps its caches in ``folder``."""
-    environment = os.environ | {"TORCHINDUCTOR_CACHE_DIR": f"{folder}/torch", "UNTORCH_CACHE": f"{folder}/untorch"}
-    for name in ("UNTORCH_HEADERS", "CXX"):
-        environment.pop(name, None)
-    command = [
-        sys.executable,
-        str(ROOT / "benchmarks" / "export_time.py"),
-        "--child",
-        contestant,
-        model,
-        folder,
-        device,
-    ]
-    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False, env=environment)
+@dataclass(frozen=True)
+class Place:
+    """Where a contestant's exports run: all of the machine, or a half with a GPU."""
+
+    folder: str  # of its caches
+    half: int | None = None
+
+    def environment(self) -> dict[str, str]:
+        """Of its processes."""
+        changed = {"TORCHINDUCTOR_CACHE_DIR": f"{self.folder}/torch", "UNTORCH_CACHE": f"{self.folder}/untorch"}
+        if self.half is not None:
+            changed["CUDA_VISIBLE_DEVICES"] = str(self.half)
+        return {name: value for name, value in os.environ.items() if name not in ("UNTORCH_HEADERS", "CXX")} | changed
+
+    def cores(self) -> list[int]:
+        """Of the cores of this process, its own."""
+        cores = sorted(os.sched_getaffinity(0))
+        middle = len(cores) // 2
+        return cores if self.half is None else cores[middle:] if self.half else cores[:middle]
+
+
+def export_once(contestant: str, model: str, place: Place, device: str, limit: float | None) -> dict[str, float] | None:
+    """Seconds, and CPU seconds with the compilers', in a fresh process; ``None`` if ``limit`` was too short."""
+    script = str(ROOT / "benchmarks" / "export_time.py")
+    command = ["taskset", "--cpu-list", ",".join(map(str, place.cores()))]
+    command += [sys.executable, script, "--child", contestant, model, place.folder, device]
+    try:
+        done = subprocess.run(
+            command, stdout=subprocess.PIPE, text=True, check=False, env=place.environment(), timeout=limit
+        )
+    except subprocess.TimeoutExpired:
+        return None
     if done.returncode != 0:
         raise SystemExit(f"{model}, {contestant}: its process ended with exit code {done.returncode}")
     result: dict[str, float] = json.loads(done.stdout.strip().splitlines()[-1])
@@ -119,12 +139,14 @@ def main() -> None:
     parser.add_argument("--device", choices=tuple(MODELS), default="cpu")
     parser.add_argument("--models", nargs="*", help="those alone")
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--at-once", action="store_true", help="both contestants, each on its half of the machine")
+    parser.add_argument("--limit", type=float, help="seconds for an export with its imports and its model")
     parser.add_argument("--quick", action="store_true", help="one round of the first model")
     parser.add_argument("--output", type=pathlib.Path, help="folder of the JSON file")
     options = parser.parse_args()
     output = options.output or (WORK / "results" if options.quick else RESULTS)
     title = "export_time" if options.device == "cpu" else "gpu_export_time"
-    report = Report(title, options.quick)
+    report = Report(title, options.quick, script="benchmarks/export_time.py")
     if options.device == "cuda":
         from gpu_common import describe_gpu
 
@@ -132,30 +154,52 @@ def main() -> None:
     models = options.models or MODELS[options.device]
     rounds, models = (1, models[:1]) if options.quick else (options.rounds, models)
     cases = [(f"{FIRST}, caches empty", FIRST), (FIRST, FIRST), *((model, model) for model in models)]
-    results: dict[str, dict[str, list[dict[str, float]]]] = {case: {key: [] for key in LABELS} for case, _ in cases}
+    results: dict[str, dict[str, list[dict[str, float] | None]]] = {}
+    halves = dict(zip(LABELS, (0, 1) if options.at_once else (None, None), strict=True))
     for _ in range(rounds):
-        folders = {key: tempfile.mkdtemp(prefix="untorch-bench-") for key in LABELS}
+        places = {key: Place(tempfile.mkdtemp(prefix="untorch-bench-"), half) for key, half in halves.items()}
         try:
             for case, model in cases:
-                for key, folder in folders.items():
-                    run = export_once(key, model, folder, options.device)
-                    results[case][key].append(run)
-                    print(f"{case}, {key}: {run['seconds']:.1f} s", file=sys.stderr, flush=True)
+
+                def run(key: str, model: str = model, places: dict[str, Place] = places) -> dict[str, float] | None:
+                    return export_once(key, model, places[key], options.device, options.limit)
+
+                with concurrent.futures.ThreadPoolExecutor(len(LABELS) if options.at_once else 1) as pool:
+                    for key, found in zip(LABELS, pool.map(run, LABELS), strict=True):
+                        results.setdefault(case, {name: [] for name in LABELS})[key].append(found)
+                        seconds = "not done" if found is None else f"{found['seconds']:.1f} s"
+                        print(f"{case}, {key}: {seconds}", file=sys.stderr, flush=True)
+                write(report, title, results, options, output)
         finally:
-            for folder in folders.values():
-                shutil.rmtree(folder)
+            for place in places.values():
+                shutil.rmtree(place.folder)
+
+
+def write(
+    report: Report,
+    title: str,
+    results: dict[str, dict[str, list[dict[str, float] | None]]],
+    options: argparse.Namespace,
+    output: pathlib.Path,
+) -> None:
+    """What is there so far."""
     rows = []
     for case, found in results.items():
-        median: dict[str, dict[str, Any]] = {
-            key: {name: statistics.median(run[name] for run in runs) for name in runs[0]} for key, runs in found.items()
-        }
+        median: dict[str, dict[str, float] | None] = {}
+        for key, runs in found.items():
+            done = [run for run in runs if run is not None]
+            whole = len(done) == len(runs)
+            median[key] = {name: statistics.median(run[name] for run in done) for name in done[0]} if whole else None
+        times = [f"{m['seconds']:.1f} ({m['cpu']:.1f})" if m else f"above {options.limit:.0f}" for m in median.values()]
         ours, theirs = median["untorch"], median["torch"]
-        times = [f"{median[key]['seconds']:.1f} ({median[key]['cpu']:.1f})" for key in LABELS]
-        rows.append([case, *times, f"{theirs['seconds'] / ours['seconds']:.2f}"])
+        rows.append([case, *times, f"{theirs['seconds'] / ours['seconds']:.2f}" if ours and theirs else "–"])
         report.values[case] = {"median": median, "runs": found}
+    rounds = max(len(runs) for found in results.values() for runs in found.values())
     note = (
         f"Seconds of an export, median of {rounds} (CPU seconds, with the compiler's). Last column: higher is better."
     )
+    if options.at_once:
+        note += " Both at once, each with half of the cores and a GPU of its own."
     report.tables[title] = Table(["Model", *LABELS.values(), "torch's : untorch's"], rows, note)
     report.write(output)
 
