@@ -1,12 +1,14 @@
-"""How fast is attention on the GPU? Our flash operator and Triton kernels against torch's flash and cuDNN, in one run.
+"""How fast is attention on the GPU? Our operators and Triton kernels against torch's flash and cuDNN, in one run.
 
     UNTORCH_LIBRARY=build/py/native/libuntorch.so python benchmarks/gpu_attention.py [--quick]
     python benchmarks/gpu_attention_tune.py: block sizes, warps and stages for the Triton kernels
 
-Prefill: as many keys as queries, in TFLOP/s (half of the operations when causal). Decode: one query over a long KV
-cache, 8 KV heads for 32 query heads, in GB/s of keys and values, which come from HBM: calls cycle through more of them
-than L2 holds. "read" is one kernel that only reads and adds them. Each contestant's calls are captured into a CUDA
-graph, which measures the GPU's time without launches; the graphs alternate, and the median of the rounds counts.
+Prefill: as many keys as queries, in TFLOP/s (half of the operations when causal), by the operator of cuDNN's attention
+without the log-sum-exp, which PyTorch does not ask cuDNN for without gradients either. Decode, by the flash operator:
+one query over a long KV cache, 8 KV heads for 32 query heads, in GB/s of keys and values, which come from HBM: calls
+cycle through more of them than L2 holds. "read" is one kernel that only reads and adds them. Each contestant's calls
+are captured into a CUDA graph, which measures the GPU's time without launches; the graphs alternate, and the median of
+the rounds counts.
 """
 
 from __future__ import annotations
@@ -24,6 +26,7 @@ import common
 sys.path.insert(0, str(common.ROOT))
 
 FLASH = "aoti_torch_cuda__scaled_dot_product_flash_attention"
+CUDNN = "aoti_torch_cuda__scaled_dot_product_cudnn_attention"
 LENGTHS = (512, 1024, 2048, 4096, 8192)
 KEYS = ((1, 4096), (1, 16384), (1, 65536), (1, 131072), (4, 4096), (16, 4096), (4, 16384))  # batch, keys of each
 CONTESTANTS = ("untorch", "untorch triton", "torch flash", "torch cuDNN", "read")
@@ -123,8 +126,10 @@ def measure(case: Case, rounds: int) -> Result:
     def ours(i: int, keep: list[torch.Tensor] | None = None) -> None:
         tensors, numbers = [ctypes.c_void_p() for _ in range(7)], [ctypes.c_int64() for _ in range(2)]
         slots = [*tensors[:4], *numbers, *tensors[4:]]
-        flags = ctypes.c_double(0.0), ctypes.c_int32(case.causal), ctypes.c_int32(0), None
-        shim.raise_on(getattr(shim.lib, FLASH)(*handles[i % copies], *flags, *map(ctypes.byref, slots)))
+        no, causal, dropout = ctypes.c_int32(0), ctypes.c_int32(case.causal), ctypes.c_double(0.0)
+        # The operator, and its arguments after q, k and v: bias and log-sum-exp, dropout, causal, debugging, scale
+        name, flags = (FLASH, (dropout, causal, no, None)) if decode else (CUDNN, (None, no, dropout, causal, no, None))
+        shim.raise_on(getattr(shim.lib, name)(*handles[i % copies], *flags, *map(ctypes.byref, slots)))
         if keep is not None:
             keep.append(shim.to_torch(tensors[0]))
         for h in tensors:
