@@ -94,6 +94,7 @@ class Metrics:
             "untorch_llm_time_per_output_token_seconds", "Seconds of each further token.", _SECONDS, "model"
         )
         self._seen: dict[str, dict[str, int]] = {}
+        self._children: dict[tuple[Any, ...], Any] = {}
         self._statistics: dict[str, Statistics] = {}
 
     @contextmanager
@@ -107,8 +108,8 @@ class Metrics:
             raise
         finally:
             seconds = time.perf_counter() - begin
-            self._requests.labels(watch.model, protocol, code).inc()
-            self._request_seconds.labels(watch.model, protocol).observe(seconds)
+            self._child(self._requests, watch.model, protocol, code).inc()
+            self._child(self._request_seconds, watch.model, protocol).observe(seconds)
             self.statistics(watch.model).request(code == "ok", seconds)
 
     def statistics(self, model: str) -> Statistics:
@@ -117,8 +118,8 @@ class Metrics:
 
     def http(self, method: str, route: str, status: int, seconds: float) -> None:
         """Counts a response. ``route`` is the path's pattern, not the path."""
-        self._http.labels(method, route, str(status)).inc()
-        self._http_seconds.labels(route).observe(seconds)
+        self._child(self._http, method, route, str(status)).inc()
+        self._child(self._http_seconds, route).observe(seconds)
 
     def observer(self, model: str) -> Observer:
         """What a batcher of this model tells."""
@@ -172,6 +173,14 @@ class Metrics:
         self._llm_running.labels(name).set(stats.running)
         self._llm_waiting.labels(name).set(stats.waiting)
         self._llm_kv.labels(name).set(1 - stats.blocks_free / stats.blocks if stats.blocks else 0)
+
+    def _child(self, metric: Any, *labels: str) -> Any:
+        """``metric.labels``, which checks and joins its labels under a lock at every call."""
+        key = (metric, *labels)
+        child = self._children.get(key)
+        if child is None:
+            child = self._children[key] = metric.labels(*labels)
+        return child
 
     def _counter(self, name: str, text: str, *labels: str) -> Counter:
         return Counter(name, text, labels, registry=self._registry)

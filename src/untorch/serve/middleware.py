@@ -7,11 +7,11 @@ import contextlib
 import hmac
 import json
 import logging
+import os
 import re
 import time
-import uuid
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from starlette.requests import ClientDisconnect
 from starlette.responses import JSONResponse
@@ -51,7 +51,7 @@ class Access:
             return
         begin = time.perf_counter()
         given = _header(scope, b"x-request-id")
-        request_id = given.decode() if given and _REQUEST_ID.fullmatch(given) else uuid.uuid4().hex
+        request_id = given.decode() if given and _REQUEST_ID.fullmatch(given) else os.urandom(16).hex()
         scope["request_id"] = request_id
         status = 0
 
@@ -90,13 +90,15 @@ class Access:
             route = getattr(scope.get("route"), "path", None) or "other"
             method = scope["method"] if scope["method"] in ("GET", "POST", "HEAD", "OPTIONS") else "other"
             self._state.metrics.http(method, route, status or 499, seconds)
-            _log.info(
-                "%s %s %d %.1f ms", scope["method"], scope["path"], status or 499, seconds * 1e3,
-                extra={
-                    "request_id": request_id, "method": scope["method"], "path": scope["path"],
-                    "status": status or 499, "seconds": round(seconds, 6), "client": (scope.get("client") or [None])[0],
-                },
-            )  # fmt: skip
+            if _log.isEnabledFor(logging.INFO):
+                client = (scope.get("client") or [None])[0]
+                _log.info(
+                    "%s %s %d %.1f ms", scope["method"], scope["path"], status or 499, seconds * 1e3,
+                    extra={
+                        "request_id": request_id, "method": scope["method"], "path": scope["path"],
+                        "status": status or 499, "seconds": round(seconds, 6), "client": client,
+                    },
+                )  # fmt: skip
 
 
 class Authorize:
@@ -211,5 +213,7 @@ async def _discard(receive: Receive) -> None:
 
 def _header(scope: Scope, name: bytes) -> bytes | None:
     headers: list[tuple[bytes, bytes]] = scope["headers"]
-    found: Any = next((value for key, value in headers if key == name), None)
-    return found if found is None else bytes(found)
+    for key, value in headers:
+        if key == name:
+            return bytes(value)
+    return None

@@ -15,7 +15,7 @@ from untorch.runtime.errors import InvalidArgumentError, UnsupportedError
 from untorch.runtime.joining import Joining, joining_of
 from untorch.runtime.spec import SymbolicDim, TensorSpec
 from untorch.serve.batching import Batcher, Call, Observer
-from untorch.serve.inference.tensors import datatype_of
+from untorch.serve.inference.tensors import datatype_of, dtype_name
 from untorch.serve.probe import relates_rows
 
 if TYPE_CHECKING:
@@ -190,11 +190,11 @@ def _fit(spec: TensorSpec | None, array: Array, model: str, name: str) -> Array:
         raise InvalidArgumentError(f"model '{model}': input '{name}': expected numbers, got BYTES")
     if spec is None:
         return array
-    if array.dtype.name != spec.dtype or array.ndim != len(spec.shape):
+    if dtype_name(array.dtype) != spec.dtype or array.ndim != len(spec.shape):
         port = _port(spec)
         raise InvalidArgumentError(
             f"model '{model}': input '{name}': expected {port.datatype}{list(port.shape)}, "
-            f"got {datatype_of(array.dtype.name)}{list(array.shape)}"
+            f"got {datatype_of(dtype_name(array.dtype))}{list(array.shape)}"
         )
     if spec.mutated:
         own: Array = untorch.empty(array.shape, spec.dtype).numpy()

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 __all__ = ["Tracer"]
 
+_NO_SPAN: AbstractContextManager[Any] = nullcontext()
+
 
 class Tracer:
-    """Makes spans; without the package opentelemetry-api, it does nothing."""
+    """Makes spans; without the package opentelemetry-api, or a provider of spans, it does nothing."""
 
     def __init__(self) -> None:
         self._trace: Any = None
@@ -22,28 +24,27 @@ class Tracer:
         except ImportError:
             return
         self._tracer = self._trace.get_tracer("untorch.serve")
+        # What the API has for want of a provider.
+        self._without = (self._trace.ProxyTracerProvider, self._trace.NoOpTracerProvider)
 
     @property
     def enabled(self) -> bool:
         """Whether spans are made."""
-        return self._trace is not None
+        return self._trace is not None and not isinstance(self._trace.get_tracer_provider(), self._without)
 
-    @contextmanager
-    def server_span(self, name: str, headers: Mapping[str, str], **attributes: Any) -> Iterator[Any]:
+    def server_span(self, name: str, headers: Mapping[str, str], **attributes: Any) -> AbstractContextManager[Any]:
         """The span of a request, a child of the one that the ``traceparent`` header names."""
-        if self._trace is None:
-            yield None
-            return
-        context = self._propagate.extract(dict(headers))
-        kind = self._trace.SpanKind.SERVER
-        with self._tracer.start_as_current_span(name, context=context, kind=kind, attributes=attributes) as span:
-            yield span
+        if not self.enabled:
+            return _NO_SPAN
+        context, kind = self._propagate.extract(dict(headers)), self._trace.SpanKind.SERVER
+        span: AbstractContextManager[Any] = self._tracer.start_as_current_span(
+            name, context=context, kind=kind, attributes=attributes
+        )
+        return span
 
-    @contextmanager
-    def span(self, name: str, **attributes: Any) -> Iterator[Any]:
+    def span(self, name: str, **attributes: Any) -> AbstractContextManager[Any]:
         """A span within the current one. An exception is recorded in it."""
-        if self._trace is None:
-            yield None
-            return
-        with self._tracer.start_as_current_span(name, attributes=attributes) as span:
-            yield span
+        if not self.enabled:
+            return _NO_SPAN
+        span: AbstractContextManager[Any] = self._tracer.start_as_current_span(name, attributes=attributes)
+        return span

@@ -247,7 +247,7 @@ def test_a_tool_format_that_is_unknown() -> None:
         build_app(ServeOptions(repository="/nowhere", tool_format="xml"))
 
 
-def test_spans(state: ServerState) -> None:
+def test_spans(state: ServerState, monkeypatch: pytest.MonkeyPatch) -> None:
     """A request is a child of the caller's span; the call of the model is one of its own."""
     trace = pytest.importorskip("opentelemetry.sdk.trace")
     from opentelemetry.sdk.trace.export import SimpleSpanProcessor
@@ -256,7 +256,9 @@ def test_spans(state: ServerState) -> None:
     exporter = InMemorySpanExporter()
     provider = trace.TracerProvider()
     provider.add_span_processor(SimpleSpanProcessor(exporter))
+    monkeypatch.setattr("opentelemetry.trace.get_tracer_provider", lambda: provider)
     state.tracer._tracer = provider.get_tracer("test")
+    assert state.tracer.enabled
     app = build_app(state.options, state)
     trace_id, parent = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
     headers = {"traceparent": f"00-{trace_id}-{parent}-01"}
@@ -269,6 +271,16 @@ def test_spans(state: ServerState) -> None:
     assert inner.parent is not None
     assert inner.parent.span_id == outer.context.span_id
     assert inner.attributes["model"] == "lm"
+
+
+def test_no_spans_without_a_provider() -> None:
+    pytest.importorskip("opentelemetry.trace")
+    from untorch.serve.tracing import Tracer
+
+    tracer = Tracer()
+    assert not tracer.enabled
+    with tracer.server_span("POST /", {"traceparent": "00-1-1-01"}) as outer, tracer.span("infer", model="m") as inner:
+        assert outer is None and inner is None
 
 
 def test_no_spans_without_the_package(monkeypatch: pytest.MonkeyPatch) -> None:

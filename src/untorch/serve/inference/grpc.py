@@ -26,7 +26,7 @@ from untorch.serve.inference.infer import (
 )
 from untorch.serve.inference.messages import DATA_TYPES, METHODS, SERVICE, message_class
 from untorch.serve.inference.rest import check_load_parameters
-from untorch.serve.inference.tensors import check_shape, datatype_of, dtype_of, from_raw, to_raw
+from untorch.serve.inference.tensors import check_shape, datatype_of, dtype_name, dtype_of, from_raw, to_raw
 from untorch.serve.middleware import is_authorized
 
 if TYPE_CHECKING:
@@ -305,7 +305,7 @@ def _answer(response: InferResponse) -> Any:
         model_version=response.version,
         id=response.id,
         outputs=[
-            tensor(name=name, datatype=datatype_of(array.dtype.name), shape=array.shape)
+            tensor(name=name, datatype=datatype_of(dtype_name(array.dtype)), shape=array.shape)
             for name, array in response.outputs.items()
         ],
         raw_output_contents=[to_raw(array) for array in response.outputs.values()],

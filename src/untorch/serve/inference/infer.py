@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from numpy.typing import NDArray
 
 from untorch.runtime.errors import ClosedError, InvalidArgumentError, UnsupportedError
-from untorch.serve.inference.tensors import DATATYPES, datatype_of
+from untorch.serve.inference.tensors import DATATYPES, datatype_of, dtype_name
 from untorch.serve.model import MethodModel, Port
 from untorch.serve.repository import VERSION
 
@@ -38,6 +38,7 @@ REFUSED = {
     "sequence_id": "sequences are not served", "sequence_start": "sequences are not served",
     "sequence_end": "sequences are not served", "priority": "calls have no priorities",
 }  # fmt: skip
+_NOT_THE_MODELS = _OWN | REFUSED.keys()
 _REFUSED_TENSOR = {
     "shared_memory_region": "shared memory is not served", "shared_memory_byte_size": "shared memory is not served",
     "shared_memory_offset": "shared memory is not served", "classification": "classification is not served",
@@ -81,7 +82,7 @@ async def infer(state: ServerState, request: InferRequest, protocol: str) -> Inf
         for name in request.parameters:
             if name in REFUSED and request.parameters[name]:
                 raise InvalidArgumentError(f"parameter '{name}': {REFUSED[name]}")
-        parameters = {name: value for name, value in request.parameters.items() if name not in {*_OWN, *REFUSED}}
+        parameters = {name: value for name, value in request.parameters.items() if name not in _NOT_THE_MODELS}
         timeout = timeout_of(request.parameters.get("timeout"), model.timeout)
         known = {port.name for port in model.outputs}
         if known and (unknown := [name for name in request.outputs if name not in known]):
@@ -104,7 +105,7 @@ async def infer(state: ServerState, request: InferRequest, protocol: str) -> Inf
                 )
         chosen = {name: outputs[name] for name in request.outputs} if request.outputs else outputs
         for array in chosen.values():
-            datatype_of(array.dtype.name)
+            datatype_of(dtype_name(array.dtype))
         return InferResponse(request.model, VERSION, request.id, chosen)
 
 

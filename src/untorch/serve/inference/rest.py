@@ -25,13 +25,22 @@ from untorch.serve.inference.infer import (
     not_served,
     statistics,
 )
-from untorch.serve.inference.tensors import check_shape, datatype_of, from_json, from_raw, to_json, to_raw
+from untorch.serve.inference.tensors import (
+    check_shape,
+    datatype_of,
+    dtype_name,
+    from_json,
+    from_raw,
+    to_json,
+    to_raw,
+)
 
 if TYPE_CHECKING:
     from untorch.serve.state import ServerState
 
 __all__ = ["check_load_parameters", "routes"]
 
+_encode = json.JSONEncoder(separators=(",", ":")).encode
 # Of Triton's extensions that are not served.
 NOT_SERVED_PATHS = {
     "/v2/systemsharedmemory/{path:path}": "shared memory", "/v2/cudasharedmemory/{path:path}": "shared memory",
@@ -44,7 +53,10 @@ def routes(state: ServerState) -> list[Route]:
     """All endpoints, for a Starlette application."""
     server = _Server(state)
     found: list[Route] = []
+    # A path is looked for from the first on: calls before all else.
     for path, method, function in (
+        ("/v2/models/{name}/infer", "POST", server.infer),
+        ("/v2/models/{name}/versions/{version}/infer", "POST", server.infer),
         ("/v2", "GET", server.metadata),
         ("/v2/health/live", "GET", server.live),
         ("/v2/health/ready", "GET", server.ready),
@@ -60,7 +72,6 @@ def routes(state: ServerState) -> list[Route]:
                 ("/ready", "GET", server.model_ready),
                 ("/config", "GET", server.config),
                 ("/stats", "GET", server.statistics),
-                ("/infer", "POST", server.infer),
             )
         ),
     ):
@@ -217,7 +228,7 @@ def _answer(response: InferResponse, binary: Mapping[str, bool], by_default: boo
     outputs, parts = [], []
     for name, array in response.outputs.items():
         item: dict[str, Any] = {
-            "name": name, "datatype": datatype_of(array.dtype.name), "shape": list(array.shape)
+            "name": name, "datatype": datatype_of(dtype_name(array.dtype)), "shape": list(array.shape)
         }  # fmt: skip
         if binary.get(name, by_default):
             raw = to_raw(array)
@@ -231,7 +242,7 @@ def _answer(response: InferResponse, binary: Mapping[str, bool], by_default: boo
     }  # fmt: skip
     if response.id:
         document["id"] = response.id
-    header = json.dumps(document, separators=(",", ":")).encode()
+    header = _encode(document).encode()
     if not parts:
         return Response(header, media_type="application/json")
     return Response(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Sequence
 from typing import Any
@@ -11,7 +12,9 @@ from numpy.typing import NDArray
 
 from untorch.runtime.errors import InvalidArgumentError, UnsupportedError
 
-__all__ = ["DATATYPES", "check_shape", "datatype_of", "dtype_of", "from_json", "from_raw", "to_json", "to_raw"]
+__all__ = [
+    "DATATYPES", "check_shape", "datatype_of", "dtype_name", "dtype_of", "from_json", "from_raw", "to_json", "to_raw",
+]  # fmt: skip
 
 Array = NDArray[Any]
 
@@ -23,6 +26,12 @@ DATATYPES = {
 }  # fmt: skip
 _NAMES = {ours: theirs for theirs, ours in DATATYPES.items()}
 _MOST_DIMS = 64
+
+
+@functools.cache
+def dtype_name(dtype: numpy.dtype[Any]) -> str:
+    """Our name of a dtype. Numpy makes it anew at each call."""
+    return dtype.name
 
 
 def datatype_of(dtype: str) -> str:
@@ -143,7 +152,7 @@ def to_json(array: Array) -> list[Any]:
     """Row-major, flat."""
     if array.dtype == object:
         return [_text(item) for item in array.reshape(-1)]
-    if array.dtype.name in ("bfloat16", "float16"):
+    if dtype_name(array.dtype) in ("bfloat16", "float16"):
         array = array.astype(numpy.float32)
     values: list[Any] = array.reshape(-1).tolist()
     return values
