@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Sequence
 from typing import Any
 
 import numpy
@@ -63,17 +62,22 @@ def dtype_of(datatype: str, what: str) -> numpy.dtype[Any]:
 
 def check_shape(shape: Any, what: str) -> tuple[int, ...]:
     """The sizes of a tensor. Raises InvalidArgumentError."""
-    if (
-        not isinstance(shape, Sequence)
-        or isinstance(shape, str | bytes)
-        or not all(isinstance(size, int) and not isinstance(size, bool) and 0 <= size < 1 << 62 for size in shape)
-    ):
-        raise InvalidArgumentError(f"{what}: shape: expected a list of sizes, got {shape!r:.80}")
+    if not isinstance(shape, list | tuple):
+        raise _not_sizes(shape, what)
     if len(shape) > _MOST_DIMS:
         raise InvalidArgumentError(f"{what}: shape: expected at most {_MOST_DIMS} dimensions, got {len(shape)}")
-    if math.prod(size for size in shape if size) >= 1 << 62:
+    count = 1
+    for size in shape:
+        if not isinstance(size, int) or isinstance(size, bool) or not 0 <= size < 1 << 62:
+            raise _not_sizes(shape, what)
+        count *= size or 1
+    if count >= 1 << 62:
         raise InvalidArgumentError(f"{what}: shape: expected fewer than 2**62 elements, got {list(shape)}")
     return tuple(shape)
+
+
+def _not_sizes(shape: Any, what: str) -> InvalidArgumentError:
+    return InvalidArgumentError(f"{what}: shape: expected a list of sizes, got {shape!r:.80}")
 
 
 def from_raw(data: bytes | memoryview, datatype: str, shape: tuple[int, ...], what: str) -> Array:
