@@ -13,9 +13,10 @@
 //                there is none, or strides are not TMA's, a quad transposes its pairs into 16-byte stores
 //   registers    setmaxnreg: 240 a consumer thread (three consumers: 160), 24 (32) a producer thread
 //
-//   shared memory, boxes of 64 columns, 128-byte swizzle; widths between those of the templates are padded by TMA
-//     Q [boxes][rows][64]     K [stages][boxes][keys][64]     V [stages][boxes][keys][64]     out
-//     [warps][boxes][16][64]
+//   shared memory: tiles of 64 columns with 128-byte swizzle, width / 64 of them; TMA pads other widths with zeros
+//     Q    [width / 64][rows][64]
+//     K, V [stages][width / 64][keys][64] each
+//     O    [warps][width / 64][16][64]
 //
 // CTAs take row blocks of the same heads at a time, so that K and V come from L2. Causal ones come in pairs of a long
 // and a short one; where the pairs leave too many CTAs idle, a CTA takes one row block, from the longest to the
@@ -33,8 +34,8 @@
 namespace untorch::kernels::cuda {
 namespace {
 
-// Boxes of 64 columns. The numbers are the steps of the maps' coordinates: 0 where all batches or heads are the same
-// memory.
+// The tensor maps load and store 64 columns at a time. The integers are the steps of a map's batch and head
+// coordinates: 0 where all batches or heads share memory.
 struct WgmmaOperands {
   TensorMap query, key, value, out;
   int query_batch, query_head, key_batch, key_head, value_batch, value_head, out_batch, out_head;

@@ -185,8 +185,8 @@ __device__ __forceinline__ void store_row(typename Tile::T* to, int half, bool i
   }
 }
 
-// The warp's 16 rows of the result, divided by the sums and rounded, to shared memory in boxes of 64 columns, as a
-// tensor map with 128-byte swizzle has them.
+// Normalises and rounds a warp's 16 rows of O, and stages them in shared memory for TMA stores: tiles of 64 columns
+// with 128-byte swizzle.
 template <class Tile>
 __device__ __forceinline__ void stage_rows(std::uint32_t to, const float (&out)[Tile::kWidth / 2],
                                            const float (&inverse)[2]) {

@@ -55,8 +55,9 @@ __device__ __forceinline__ void tma_load_3d(std::uint32_t to, const TensorMap& m
       : "memory");
 }
 
-// TMA stores of a thread: it fences what the warp wrote to shared memory (every writer calls fence_before_tma_store),
-// then stores boxes, then commits them as a group. Elements out of bounds are left out.
+// TMA stores. Every thread that wrote to shared memory calls fence_before_tma_store; after a barrier one thread issues
+// the stores and commits them as a group. Out-of-bounds elements are not written; a negative start coordinate is
+// illegal.
 __device__ __forceinline__ void fence_before_tma_store() {
   asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
 }
