@@ -17,6 +17,7 @@ from untorch.serve import openai
 from untorch.serve.endpoint import endpoint, error_document
 from untorch.serve.inference import rest
 from untorch.serve.inference.binary import HEADER_LENGTH
+from untorch.serve.inference.http_infer import Infer, InferFirst
 from untorch.serve.metrics import CONTENT_TYPE
 from untorch.serve.middleware import PAGE_FILES, Access, Authorize, LimitBody
 from untorch.serve.openapi import openapi_document
@@ -49,7 +50,8 @@ def build_app(options: ServeOptions, state: ServerState | None = None) -> Starle
     async def openapi(request: Request) -> Response:
         return JSONResponse(openapi_document(routes, server))
 
-    routes: list[BaseRoute] = [*rest.routes(server), Route("/metrics", endpoint(metrics))]
+    infer = Infer(server)
+    routes: list[BaseRoute] = [*infer.routes, *rest.routes(server), Route("/metrics", endpoint(metrics))]
     routes += [Route("/openapi.json", endpoint(openapi)), *pipeline_routes(server), *_openai_routes(server)]
     if options.page:
         files = PAGE_FILES.items()
@@ -61,6 +63,7 @@ def build_app(options: ServeOptions, state: ServerState | None = None) -> Starle
             *_cors(options),
             Middleware(Authorize, keys=options.api_keys, origins=options.cors_origins),
             Middleware(LimitBody, limit=options.max_body),
+            Middleware(InferFirst, infer=infer),
         ],
         exception_handlers={HTTPException: _http_error},
     )

@@ -279,9 +279,10 @@ class Batcher:
                 for call in calls:
                     call.outputs = None
                     self._run_alone(call)
-        self._observer.batch(len(calls), rows, time.monotonic() - begin)
+        seconds = time.monotonic() - begin
         for call in calls:
             self._finish(call)
+        self._observer.batch(len(calls), rows, seconds)
 
     def _finish(self, call: Call) -> None:
         try:

@@ -34,11 +34,13 @@ class _LimitedProtocol(HttpToolsProtocol):
         self._head_bytes = 0
         self._is_upgrade = False
         self._read_timer: asyncio.TimerHandle | None = None
+        self._read_seconds: float | None = None  # of a timer that is to be started
         self._write_timer: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
         self._begin("new", self.header_timeout)
+        self._start_read_timer()
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._cancel_read()
@@ -52,6 +54,7 @@ class _LimitedProtocol(HttpToolsProtocol):
             self._head_bytes += len(data)
             if self._head_bytes > _HEAD_BYTES:
                 self._refuse(_TOO_LARGE, b'{"error": "the head of the request has more than 64 KiB"}')
+        self._start_read_timer()
 
     def _feed(self, data: bytes) -> None:
         try:
@@ -124,9 +127,15 @@ class _LimitedProtocol(HttpToolsProtocol):
         self._write_timer = self.loop.call_later(self.write_timeout, self.transport.abort)
 
     def _begin(self, phase: str, seconds: float) -> None:
+        """The timer starts when all data that is there has been read: most requests need none."""
         self._cancel_read()
         self._phase = phase
-        self._read_timer = self.loop.call_later(seconds, self._too_slow)
+        self._read_seconds = seconds
+
+    def _start_read_timer(self) -> None:
+        if self._read_seconds is not None:
+            self._read_timer = self.loop.call_later(self._read_seconds, self._too_slow)
+            self._read_seconds = None
 
     def _too_slow(self) -> None:
         if self._phase == "new":
@@ -149,6 +158,7 @@ class _LimitedProtocol(HttpToolsProtocol):
         self._write_timer = self.loop.call_later(self.write_timeout, self.transport.abort)
 
     def _cancel_read(self) -> None:
+        self._read_seconds = None
         if self._read_timer is not None:
             self._read_timer.cancel()
             self._read_timer = None

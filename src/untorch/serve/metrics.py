@@ -5,9 +5,10 @@ With several workers, each keeps its values in files of ``PROMETHEUS_MULTIPROC_D
 
 from __future__ import annotations
 
+import asyncio
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -24,7 +25,7 @@ from untorch.serve.statistics import Statistics
 if TYPE_CHECKING:
     from untorch.serve.repository import Repository
 
-__all__ = ["CONTENT_TYPE", "Metrics", "Watch"]
+__all__ = ["CONTENT_TYPE", "Metrics", "Watch", "soon"]
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
@@ -43,6 +44,16 @@ _LLM_COUNTERS = {
     "accepted_tokens": "Tokens of drafts that were accepted.",
 }  # fmt: skip
 _MEMORY = ("mapped", "weights", "state", "kv_cache", "dequantized", "tensors", "reserved", "free", "total")
+
+
+def soon(function: Callable[..., None], *arguments: Any) -> None:
+    """Calls it in the event loop's next turn, when an answer that is written now has been sent; without a loop, now."""
+    try:
+        loop = asyncio.get_running_loop()
+    except RuntimeError:
+        function(*arguments)
+    else:
+        loop.call_soon(function, *arguments)
 
 
 @dataclass
@@ -99,7 +110,7 @@ class Metrics:
 
     @contextmanager
     def request(self, name: str, protocol: str) -> Iterator[Watch]:
-        """Counts and times a call of a model."""
+        """Counts and times a call of a model, soon."""
         watch, code, begin = Watch(), "ok", time.perf_counter()
         try:
             yield watch
@@ -107,10 +118,12 @@ class Metrics:
             code = status_of(error)[1].lower() if isinstance(error, Exception) else "cancelled"
             raise
         finally:
-            seconds = time.perf_counter() - begin
-            self._child(self._requests, watch.model, protocol, code).inc()
-            self._child(self._request_seconds, watch.model, protocol).observe(seconds)
-            self.statistics(watch.model).request(code == "ok", seconds)
+            soon(self._count, watch.model, protocol, code, time.perf_counter() - begin)
+
+    def _count(self, model: str, protocol: str, code: str, seconds: float) -> None:
+        self._child(self._requests, model, protocol, code).inc()
+        self._child(self._request_seconds, model, protocol).observe(seconds)
+        self.statistics(model).request(code == "ok", seconds)
 
     def statistics(self, model: str) -> Statistics:
         """Of a model, in this process."""

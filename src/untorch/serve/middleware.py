@@ -19,6 +19,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from untorch.serve.endpoint import error_document, error_response
 from untorch.serve.errors import BodyTooLargeError, NotReadyError
+from untorch.serve.metrics import soon
 
 if TYPE_CHECKING:
     from untorch.serve.state import ServerState
@@ -86,19 +87,21 @@ class Access:
                 raise  # a response has begun: the connection is closed
             await error_response(error, scope)(scope, receive, send_with_id)
         finally:
-            seconds = time.perf_counter() - begin
-            route = getattr(scope.get("route"), "path", None) or "other"
-            method = scope["method"] if scope["method"] in ("GET", "POST", "HEAD", "OPTIONS") else "other"
-            self._state.metrics.http(method, route, status or 499, seconds)
-            if _log.isEnabledFor(logging.INFO):
-                client = (scope.get("client") or [None])[0]
-                _log.info(
-                    "%s %s %d %.1f ms", scope["method"], scope["path"], status or 499, seconds * 1e3,
-                    extra={
-                        "request_id": request_id, "method": scope["method"], "path": scope["path"],
-                        "status": status or 499, "seconds": round(seconds, 6), "client": client,
-                    },
-                )  # fmt: skip
+            soon(self._record, scope, status or 499, time.perf_counter() - begin)
+
+    def _record(self, scope: Scope, status: int, seconds: float) -> None:
+        route = getattr(scope.get("route"), "path", None) or "other"
+        method = scope["method"] if scope["method"] in ("GET", "POST", "HEAD", "OPTIONS") else "other"
+        self._state.metrics.http(method, route, status, seconds)
+        if _log.isEnabledFor(logging.INFO):
+            client = (scope.get("client") or [None])[0]
+            _log.info(
+                "%s %s %d %.1f ms", scope["method"], scope["path"], status, seconds * 1e3,
+                extra={
+                    "request_id": scope["request_id"], "method": scope["method"], "path": scope["path"],
+                    "status": status, "seconds": round(seconds, 6), "client": client,
+                },
+            )  # fmt: skip
 
 
 class Authorize:
@@ -157,8 +160,11 @@ class LimitBody:
             await self._app(scope, receive, send)
             return
         length = _header(scope, b"content-length")
-        if length is not None and (not length.isdigit() or int(length[:20]) > self._limit):
-            await self._refuse(scope, receive, send)
+        if length is not None:
+            if not length.isdigit() or int(length[:20]) > self._limit:
+                await self._refuse(scope, receive, send)
+            else:  # the HTTP parser takes no more bytes for the body than it says
+                await self._app(scope, receive, send)
             return
         received, started, exceeded = 0, False, False
 

@@ -88,6 +88,7 @@ class MethodModel:
         self._joining = joining
         self._is_described = bool(method.inputs) or not method.num_inputs
         self._input_names = [spec.name for spec in method.inputs] or [str(i) for i in range(method.num_inputs)]
+        self._known = frozenset(self._input_names)
         self.inputs = tuple(_port(spec) for spec in method.inputs)
         known = [spec for spec in method.outputs if spec is not None]
         self.outputs = tuple(_port(spec) for spec in known)
@@ -143,7 +144,7 @@ class MethodModel:
 
     def _ordered(self, inputs: Mapping[str, Array]) -> list[Array]:
         names = self._input_names
-        if inputs.keys() != set(names):
+        if inputs.keys() != self._known:
             raise InvalidArgumentError(
                 f"model '{self.name}': expected the inputs {', '.join(names) or 'none'}, "
                 f"got {', '.join(inputs) or 'none'}"

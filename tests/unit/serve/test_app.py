@@ -9,7 +9,7 @@ import json
 import sys
 import types
 import zlib
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Callable, Coroutine
 from typing import Any
 
 import pytest
@@ -18,14 +18,10 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from tests.unit.llm.fake import TextRunner
 from untorch import InvalidArgumentError
-from untorch.llm import Engine
 from untorch.serve.app import build_app
-from untorch.serve.language_model import LanguageModel
 from untorch.serve.middleware import is_authorized
 from untorch.serve.options import ServeOptions
-from untorch.serve.repository import Package
 from untorch.serve.state import ServerState
 
 Answer = tuple[int, dict[str, str], bytes]
@@ -58,21 +54,6 @@ def call(app: Starlette, method: str, path: str, body: Any = b"", headers: dict[
     start = sent[0]
     found = {key.decode(): value.decode() for key, value in start["headers"]}
     return start["status"], found, b"".join(message.get("body", b"") for message in sent[1:])
-
-
-@pytest.fixture
-def state() -> Iterator[ServerState]:
-    """With the language model "lm", which says "hello" to everything."""
-    state = ServerState(ServeOptions(repository="/nowhere", page=False))
-    engine = Engine(TextRunner("hello"))
-    package = Package("lm", "lm.pt2", {"lm": LanguageModel("lm", engine, state.metrics)}, engine=engine)
-    state.repository._entries["lm"] = entry = types.SimpleNamespace(
-        path="lm.pt2", package=None, state="", reason="", lock=None
-    )
-    state.repository._exchange(entry, package)  # type: ignore[arg-type]
-    state.loaded = True
-    yield state
-    package.close()
 
 
 def text(values: list[str]) -> dict[str, Any]:

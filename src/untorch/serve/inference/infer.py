@@ -84,11 +84,12 @@ async def infer(state: ServerState, request: InferRequest, protocol: str) -> Inf
                 raise InvalidArgumentError(f"parameter '{name}': {REFUSED[name]}")
         parameters = {name: value for name, value in request.parameters.items() if name not in _NOT_THE_MODELS}
         timeout = timeout_of(request.parameters.get("timeout"), model.timeout)
-        known = {port.name for port in model.outputs}
-        if known and (unknown := [name for name in request.outputs if name not in known]):
-            raise InvalidArgumentError(
-                f"model '{model.name}': unknown output '{unknown[0]:.80}', there are: {', '.join(sorted(known))}"
-            )
+        if request.outputs and (known := {port.name for port in model.outputs}):
+            for name in request.outputs:
+                if name not in known:
+                    raise InvalidArgumentError(
+                        f"model '{model.name}': unknown output '{name:.80}', there are: {', '.join(sorted(known))}"
+                    )
         while True:
             try:
                 outputs = await model.infer(request.inputs, parameters, timeout)

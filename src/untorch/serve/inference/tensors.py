@@ -24,6 +24,10 @@ DATATYPES = {
     "FP64": "float64",
 }  # fmt: skip
 _NAMES = {ours: theirs for theirs, ours in DATATYPES.items()}
+# Numpy's own.
+_DTYPES: dict[str, numpy.dtype[Any]] = {
+    "BYTES": numpy.dtype(object), **{name: numpy.dtype(ours) for name, ours in DATATYPES.items() if name != "BF16"}
+}  # fmt: skip
 _MOST_DIMS = 64
 
 
@@ -44,14 +48,12 @@ def datatype_of(dtype: str) -> str:
 
 def dtype_of(datatype: str, what: str) -> numpy.dtype[Any]:
     """Numpy's dtype of a datatype. Raises InvalidArgumentError; UnsupportedError where ml_dtypes is missing."""
-    if datatype == "BYTES":
-        return numpy.dtype(object)
-    name = DATATYPES.get(datatype)
-    if name is None:
+    dtype = _DTYPES.get(datatype)
+    if dtype is not None:
+        return dtype
+    if datatype != "BF16":
         known = ", ".join((*DATATYPES, "BYTES"))
         raise InvalidArgumentError(f"{what}: datatype: expected one of {known}, got {datatype!r:.40}")
-    if name != "bfloat16":
-        return numpy.dtype(name)
     try:
         import ml_dtypes
     except ImportError:
