@@ -32,7 +32,8 @@ int encode_tensor_map(const TensorMap4dSpec& spec, TensorMap& out) {
   const std::uint64_t sizes[4] = {word(spec.columns), word(spec.rows), word(spec.middle), word(spec.outer)};
   const std::uint64_t strides[3] = {word(spec.row_bytes), word(spec.middle_bytes), word(spec.outer_bytes)};
   const std::uint32_t box[4] = {64, static_cast<std::uint32_t>(spec.box_rows),
-                                static_cast<std::uint32_t>(spec.box_middle), 1};
+                                static_cast<std::uint32_t>(spec.box_middle),
+                                static_cast<std::uint32_t>(spec.box_outer)};
   const std::uint32_t element_strides[4] = {1, 1, 1, 1};
   return untorch::cuda::driver().tensor_map_encode_tiled(&out, kUint16, 4, const_cast<void*>(spec.base), sizes, strides,
                                                          box, element_strides, kNoInterleave, kSwizzle128, kPromote128,

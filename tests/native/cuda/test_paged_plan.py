@@ -60,15 +60,15 @@ def plans(folder: Path, *problems: str) -> list[list[int]]:
 
 
 def test_tiles(tmp_path: Path) -> None:
-    """A row block has the heads of a KV head, at most 64; a sequence begins a new one."""
+    """A row block has 128 rows, 192 with heads of 64, of the heads of a KV head, at most 64; a sequence begins a new one."""
     got = plans(
         tmp_path, "problem(2048, 1, 32, 8, 128, 16)", "problem(300, 7, 28, 4, 64, 32)", "problem(10, 2, 71, 1, 64, 16)",
         "problem(10, 2, 8, 8, 72, 48)", "problem(10, 2, 8, 8, 104, 256)", "problem(10, 2, 8, 8, 200, 64)",
         "problem(10, 2, 8, 8, 128, 16); p.dtype = DType::kFloat16",
     )  # fmt: skip
     assert got == [
-        [1, 128, 4, 32, 1, 65, 520, 132, 16, 17], [1, 64, 7, 18, 1, 23, 92, 92, 32, 17],
-        [1, 64, 36, 3, 2, 5, 10, 10, 16, 17], [1, 96, 1, 128, 1, 2, 16, 16, 16, 17],
+        [1, 128, 4, 32, 1, 65, 520, 132, 16, 17], [1, 64, 7, 27, 1, 18, 72, 72, 32, 17],
+        [1, 64, 36, 5, 2, 4, 8, 8, 16, 17], [1, 96, 1, 128, 1, 2, 16, 16, 16, 17],
         [1, 128, 1, 128, 1, 2, 16, 16, 128, 17], [1, 256, 1, 128, 1, 2, 16, 16, 16, 17],
         [1, 128, 1, 128, 1, 2, 16, 16, 16, 16],
     ]  # fmt: skip

@@ -19,7 +19,8 @@ int attention_wgmma_bfloat16(const Attention& problem, const WgmmaAttentionPlan&
 int paged_prefill_float16(const PagedPrefill& problem, const PagedPrefillPlan& plan, Stream stream);
 int paged_prefill_bfloat16(const PagedPrefill& problem, const PagedPrefillPlan& plan, Stream stream);
 int paged_decode_sm90(const PagedPrefill& problem, const PagedDecodePlan& plan, Stream stream);
-// Keys of a tile.
+// Of the paged prefill's tiles: keys, and rows of a row block, 64 for each consumer warpgroup.
 constexpr int paged_keys(int width) { return width == 256 ? 80 : 128; }
+constexpr int paged_rows(int width) { return width == 64 ? 192 : 128; }
 
 }  // namespace untorch::kernels::cuda

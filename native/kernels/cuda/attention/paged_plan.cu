@@ -9,8 +9,7 @@
 namespace untorch::kernels::cuda {
 namespace {
 
-constexpr int kRows = 128;          // of a row block
-constexpr int kRowHeads = 64;       // at most
+constexpr int kRowHeads = 64;       // of a row block, at most
 constexpr int kMaxClusterBits = 3;  // of decode's clusters: more than 8 CTAs are not portable
 constexpr int kLeastBox = 16;       // pages are multiples of it
 constexpr std::int64_t kMaxInt = std::numeric_limits<std::int32_t>::max();
@@ -28,10 +27,10 @@ PagedPrefillPlan plan_paged_prefill(const PagedPrefill& p, int num_sms) {
   if (p.blocks > kMaxInt / (p.pool_block / p.width) || p.table_columns > kMaxInt / p.block) return plan;
   if (!is_aligned(p.q) || !is_aligned(p.pool) || !is_aligned(p.out)) return plan;
   plan.width = p.width <= 64 ? 64 : p.width <= 96 ? 96 : p.width <= 128 ? 128 : 256;
-  const int group = p.heads / p.kv_heads;
-  plan.head_tiles = (group + kRowHeads - 1) / kRowHeads;
-  plan.row_heads = (group + plan.head_tiles - 1) / plan.head_tiles;
-  plan.row_tokens = kRows / plan.row_heads;
+  plan.group = p.heads / p.kv_heads;
+  plan.head_tiles = (plan.group + kRowHeads - 1) / kRowHeads;
+  plan.row_heads = (plan.group + plan.head_tiles - 1) / plan.head_tiles;
+  plan.row_tokens = paged_rows(plan.width) / plan.row_heads;
   const std::int64_t row_blocks = p.tokens / plan.row_tokens + p.sequences;
   const std::int64_t items = row_blocks * p.kv_heads * plan.head_tiles;
   if (p.tokens > kMaxInt || items > kMaxInt / 2) return plan;
@@ -40,6 +39,9 @@ PagedPrefillPlan plan_paged_prefill(const PagedPrefill& p, int num_sms) {
   plan.items = p.tokens > p.sequences ? static_cast<int>(items) : 0;
   plan.ctas = std::min(plan.items, num_sms);
   plan.box_rows = std::gcd(p.block, paged_keys(plan.width));
+  plan.by_row_heads = divisor(plan.row_heads), plan.by_row_tokens = divisor(plan.row_tokens);
+  plan.by_head_tiles = divisor(plan.head_tiles), plan.by_pairs = divisor(p.kv_heads * plan.head_tiles);
+  plan.by_block = divisor(p.block);
   plan.valid = true;
   return plan;
 }

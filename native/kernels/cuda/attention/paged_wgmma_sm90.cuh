@@ -1,13 +1,14 @@
 // Attention of prompts over a paged KV cache on sm_90a, as flash_wgmma_sm90.cuh but that keys lie in pages.
 //
-// A row block has 128 rows, which are row_tokens tokens of a sequence by the heads that share a KV head. Its sequence
-// is found by a search in cu_seqlens_q, so that grids depend on shapes alone. CTAs are persistent and count row blocks
-// in memory: from the last ones of a sequence, which see the most keys, to the first.
+// A row block has 128 rows (192 with heads of 64), which are row_tokens tokens of a sequence by the heads that share a
+// KV head. Its sequence is found by a search in cu_seqlens_q, so that grids depend on shapes alone. CTAs are persistent
+// and count row blocks in memory: from the last ones of a sequence, which see the most keys, to the first.
 //
 //   producer     1 warp: finds the row blocks, which reach the consumers with Q, while these work on the one before. A
-//                lane issues one TMA load, box_rows keys of a page by 64 columns; pages are looked up a tile ahead.
-//                The pool is one matrix of rows of `width` elements to TMA; the producer computes row numbers. Keys
-//                that no row sees are loaded from outside of it, which gives zeros
+//                lane issues one TMA load, box_rows keys of a page. Loads of 2 KiB are what bounds the kernel with
+//                pages of 16 keys, so they bring whole keys where the width allows it; pages are looked up a tile
+//                ahead. The pool is one matrix of rows of `width` elements to TMA; the producer computes row numbers.
+//                Keys that no row sees are loaded from outside of it, which gives zeros
 //   consumers    wgmma_tile_sm90.cuh. Values behind the sequence's end within its last page may be anything: they are
 //                overwritten with zeros in shared memory, as 0 · NaN is NaN
 //
@@ -15,6 +16,7 @@
 #pragma once
 
 #include "kernels/cuda/attention/wgmma_tile_sm90.cuh"
+#include "kernels/cuda/common/divide.cuh"
 #include "kernels/cuda/common/launch.cuh"
 #include "kernels/cuda/sm90/tensor_map.cuh"
 #include "kernels/cuda/sm90/warps.cuh"
@@ -53,22 +55,22 @@ __device__ __forceinline__ int partition_point(int count, Condition&& condition)
 // False for a number that is no row block of a prompt. By a whole warp.
 template <class Tile>
 __device__ __forceinline__ bool locate(const PagedPrefill& p, const PagedPrefillPlan& plan, int item, PagedWork& work) {
-  const int pairs = p.kv_heads * plan.head_tiles;
-  const int pair = item % pairs, block = plan.row_blocks - 1 - item / pairs;
+  const int round = divided(item, plan.by_pairs), pair = item - round * p.kv_heads * plan.head_tiles;
+  const int block = plan.row_blocks - 1 - round;
   // A sequence's row blocks begin at ends / row_tokens + its number, which leaves room for those before it.
   const int before = partition_point(static_cast<int>(p.sequences), [&](int sequence) {
-    return p.cu_seqlens_q[sequence] / plan.row_tokens + sequence <= block;
+    return divided(p.cu_seqlens_q[sequence], plan.by_row_tokens) + sequence <= block;
   });
   work.sequence = max(before - 1, 0);
   work.begin = p.cu_seqlens_q[work.sequence];
   work.count = p.cu_seqlens_q[work.sequence + 1] - work.begin;
-  work.first = (block - work.begin / plan.row_tokens - work.sequence) * plan.row_tokens;
+  work.first = (block - divided(work.begin, plan.by_row_tokens) - work.sequence) * plan.row_tokens;
   if (work.count <= p.few || work.first < 0 || work.first >= work.count) return false;
   work.length = min(p.seqlens_k[work.sequence], static_cast<int>(p.table_columns) * p.block);
-  const int group = p.heads / p.kv_heads, tile = pair % plan.head_tiles;
-  work.kv_head = pair / plan.head_tiles;
-  work.head = work.kv_head * group + tile * plan.row_heads;
-  work.heads = min(plan.row_heads, group - tile * plan.row_heads);
+  work.kv_head = divided(pair, plan.by_head_tiles);
+  const int tile = pair - work.kv_head * plan.head_tiles;
+  work.head = work.kv_head * plan.group + tile * plan.row_heads;
+  work.heads = min(plan.row_heads, plan.group - tile * plan.row_heads);
   const int past = work.length - work.count;
   const int first = past + work.first, last = past + min(work.first + plan.row_tokens, work.count) - 1;
   int low = 0, whole_low = 0;
@@ -145,23 +147,29 @@ struct PageProducer {
 
   // first_row: of the head's keys in page 0.
   __device__ __forceinline__ void load_tiles(const PagedWork& work, int first_row) {
-    static_assert(Tile::kKeys / 16 * Tile::kBoxes <= 32);
+    constexpr int kLoads = Tile::kByGroups ? 1 : Tile::kBoxes;  // of the same keys
+    static_assert(Tile::kKeys / 16 * kLoads <= 32);
     const int lane = static_cast<int>(threadIdx.x) & 31;
-    const int boxes = Tile::kKeys / plan.box_rows * Tile::kBoxes, box = lane % Tile::kBoxes;
-    const int key = lane / Tile::kBoxes * plan.box_rows;  // of this lane's TMA load, within a tile
+    const int loads = Tile::kKeys / plan.box_rows * kLoads, box = lane % kLoads;
+    const int key = lane / kLoads * plan.box_rows;  // of this lane's TMA load, within a tile
     const int row_of_page = static_cast<int>(p.pool_block / p.width), to_values = p.kv_heads * p.block;
     const std::int32_t* const table = p.block_table + work.sequence * p.table_columns;
     // The row of this lane's keys in a tile.
     const auto find_row = [&](int tile) {
       const int position = tile * Tile::kKeys + key;
-      if (lane >= boxes || position >= work.high || position + plan.box_rows <= work.low) return kOutside;
-      const int page = table[position / p.block];
-      return (page >= 0 && page < p.blocks ? page : 0) * row_of_page + first_row + position % p.block;
+      if (lane >= loads || position >= work.high || position + plan.box_rows <= work.low) return kOutside;
+      const int column = divided(position, plan.by_block), page = table[column];
+      return (page >= 0 && page < p.blocks ? page : 0) * row_of_page + first_row + position - column * p.block;
     };
     const auto load = [&](std::uint32_t to, std::uint32_t full, int row) {
       if (lane == 0) mbarrier_arrive_expect_tx(full, Tile::kKeyBytes);
       __syncwarp();
-      if (lane < boxes) tma_load_2d(to + box * Tile::kKeyBox + key * 128, pool, box * 64, row, full);
+      if (lane >= loads) return;
+      if constexpr (Tile::kByGroups) {
+        tma_load_4d(to + key / 8 * Tile::kGroupBytes, pool, 0, row, 0, 0, full);
+      } else {
+        tma_load_2d(to + box * Tile::kKeyBox + key * 128, pool, box * 64, row, full);
+      }
     };
     const auto load_keys = [&](int row) {
       mbarrier_wait(shared.key_empty(keys.stage), keys.parity);
@@ -191,39 +199,65 @@ __device__ __forceinline__ void clear_values(const PagedPrefillPlan& plan, const
   if (used >= Tile::kKeys || used % plan.box_rows == 0) return;
   const int rows = plan.box_rows - used % plan.box_rows;
   mbarrier_wait(consumer.shared.value_full(consumer.values.stage), consumer.values.parity);
-  const std::uint32_t first = consumer.shared.value(consumer.values.stage) + used * 128;
+  const std::uint32_t tile = consumer.shared.value(consumer.values.stage);
   for (int i = static_cast<int>(threadIdx.x); i < Tile::kBoxes * rows * kRowWords; i += Tile::kConsumerThreads) {
-    const int box = i / (rows * kRowWords), word = i - box * (rows * kRowWords);
-    asm volatile("st.shared.v4.b32 [%0], {%1, %1, %1, %1};" ::"r"(first + box * Tile::kKeyBox + word * 16), "r"(0)
-                 : "memory");
+    const int word = i % kRowWords, box = i / kRowWords % Tile::kBoxes, row = used + i / kRowWords / Tile::kBoxes;
+    const std::uint32_t to = tile + row / 8 * Tile::kGroupBytes + row % 8 * 128 + box * Tile::kColumnsBytes + word * 16;
+    asm volatile("st.shared.v4.b32 [%0], {%1, %1, %1, %1};" ::"r"(to), "r"(0) : "memory");
   }
   asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
   named_barrier_sync(kBarrier, Tile::kConsumerThreads);
 }
 
-// A row of a consumer thread: of q and of the result.
+// A row of the row block: of q and of the result.
 struct PagedRow {
   int token, head;
   bool inside;
 };
 
+__device__ __forceinline__ PagedRow row_of(const PagedPrefill& p, const PagedPrefillPlan& plan, const PagedWork& work,
+                                           int row) {
+  const int local = divided(row, plan.by_row_heads), head = row - local * plan.row_heads;
+  const int token = work.first + local;
+  return {work.begin + token, work.head + head,
+          local < plan.row_tokens && head < work.heads && token < work.count && work.begin + token < p.tokens};
+}
+
+template <class T>
+__device__ __forceinline__ T* address_of(const PagedPrefill& p, const PagedRow& row) {
+  return static_cast<T*>(p.out) + (std::int64_t{row.token} * p.heads + row.head) * p.width;
+}
+
+// The warp's 16 rows of the result, staged in shared memory, to memory: 16 bytes a lane, whole rows at a time.
+template <class Tile>
+__device__ __forceinline__ void store_staged(const PagedPrefill& p, const PagedPrefillPlan& plan, const PagedWork& work,
+                                             std::uint32_t staged, int first) {
+  constexpr int kChunks = Tile::kBoxes * 8, kRowsAtOnce = 32 / kChunks;
+  const int lane = static_cast<int>(threadIdx.x) & 31, chunk = lane % kChunks;
+  const std::uint32_t from = staged + chunk / 8 * Tile::kWarpOutBox;
+#pragma unroll
+  for (int i = 0; i < 16 / kRowsAtOnce; ++i) {
+    const int row = i * kRowsAtOnce + lane / kChunks;
+    const PagedRow at = row_of(p, plan, work, first + row);
+    const uint4 value = SharedWords{from + row * 128 + (chunk % 8 ^ row % 8) * 16}.four(0);
+    if (at.inside && chunk * 8 < p.width) {
+      reinterpret_cast<uint4*>(address_of<typename Tile::T>(p, at))[chunk] = value;
+    }
+  }
+}
+
 // A consumer warpgroup's share of a row block.
 template <class Tile>
 __device__ __forceinline__ void attend_row_block(const PagedPrefill& p, const PagedPrefillPlan& plan,
                                                  const PagedWork& work, WgmmaConsumer<Tile>& consumer) {
-  using T = typename Tile::T;
-  const int lane = static_cast<int>(threadIdx.x) & 31, warp = static_cast<int>(threadIdx.x) / 32 % 4;
+  const int lane = static_cast<int>(threadIdx.x) & 31, warp = static_cast<int>(threadIdx.x) / 32;
   float out[Tile::kWidth / 2];
   SoftmaxRows rows{};
   PagedRow own[2];
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
-    const int row = consumer.warpgroup * 64 + warp * 16 + lane / 4 + half * 8;
-    const int local = work.first + row / plan.row_heads, in_tile = row % plan.row_heads;
-    own[half] = {work.begin + local, work.head + in_tile,
-                 row < plan.row_tokens * plan.row_heads && in_tile < work.heads && local < work.count &&
-                     work.begin + local < p.tokens};
-    const int position = work.length - work.count + min(local, work.count - 1);
+    own[half] = row_of(p, plan, work, warp * 16 + lane / 4 + half * 8);
+    const int position = work.length - work.count + min(own[half].token - work.begin, work.count - 1);
     int low = 0;
     if (p.window > 0) low = position - p.window + 1;
     if (p.chunk > 0) low = max(low, position / p.chunk * p.chunk);
@@ -238,16 +272,32 @@ __device__ __forceinline__ void attend_row_block(const PagedPrefill& p, const Pa
   }
 #pragma unroll
   for (int i = 0; i < Tile::kWidth / 2; ++i) out[i] = 0;
-  if (work.tiles.end > work.tiles.begin) {
-    consumer.template attend<true>(work.tiles, rows, out, [&] { clear_values<Tile>(plan, work, consumer); });
-  } else {
+  const auto prepare = [&] { clear_values<Tile>(plan, work, consumer); };
+  if (work.tiles.end <= work.tiles.begin) {
     consumer.skip();
+  } else if (p.window > 0 || p.chunk > 0) {
+    consumer.template attend<true>(work.tiles, rows, out, prepare);
+  } else {
+    consumer.template attend<false>(work.tiles, rows, out, prepare);
   }
+  float inverse[2];
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
     const float total = row_total(rows, half);
-    T* const to = static_cast<T*>(p.out) + (std::int64_t{own[half].token} * p.heads + own[half].head) * p.width;
-    store_row<Tile>(to, half, own[half].inside, p.width, true, out, total == 0 ? 0.0f : 1.0f / total);
+    inverse[half] = total == 0 ? 0.0f : __fdividef(1.0f, total);
+  }
+  if constexpr (Tile::kHasOut) {
+    const std::uint32_t staged = consumer.shared.out(warp);
+    __syncwarp();
+    stage_rows<Tile>(staged, out, inverse);
+    __syncwarp();
+    store_staged<Tile>(p, plan, work, staged, warp * 16);
+  } else {
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      store_row<Tile>(address_of<typename Tile::T>(p, own[half]), half, own[half].inside, p.width, true, out,
+                      inverse[half]);
+    }
   }
 }
 
@@ -292,7 +342,7 @@ __global__ void __launch_bounds__(Tile::kThreads, 1)
 
 template <class Tile>
 int launch_pages(const PagedPrefill& p, const PagedPrefillPlan& plan, Stream stream) {
-  static_assert(Tile::kKeys == paged_keys(Tile::kWidth) && Tile::kRows == 128);
+  static_assert(Tile::kKeys == paged_keys(Tile::kWidth) && Tile::kRows == paged_rows(Tile::kWidth));
   TensorMap query, pool;
   const std::int64_t row_bytes = std::int64_t{p.width} * 2;
   if (const int code = encode_tensor_map(TensorMap4dSpec{.base = p.q,
@@ -307,16 +357,28 @@ int launch_pages(const PagedPrefill& p, const PagedPrefillPlan& plan, Stream str
                                          query)) {
     return code;
   }
-  if (const int code = encode_tensor_map(TensorMapSpec{.base = p.pool,
-                                                       .rows = p.blocks * (p.pool_block / p.width),
-                                                       .columns = p.width,
-                                                       .row_bytes = row_bytes,
-                                                       .box_rows = plan.box_rows,
-                                                       .box_columns = 64,
-                                                       .swizzle = true},
-                                         pool)) {
-    return code;
-  }
+  const std::int64_t pool_rows = p.blocks * (p.pool_block / p.width);
+  const int code = Tile::kByGroups ? encode_tensor_map(TensorMap4dSpec{.base = p.pool,
+                                                                       .outer = plan.box_rows / 8,
+                                                                       .middle = p.width / 64,
+                                                                       .rows = pool_rows,
+                                                                       .columns = 64,
+                                                                       .outer_bytes = 8 * row_bytes,
+                                                                       .middle_bytes = 128,
+                                                                       .row_bytes = row_bytes,
+                                                                       .box_rows = 8,
+                                                                       .box_middle = Tile::kBoxes,
+                                                                       .box_outer = plan.box_rows / 8},
+                                                       pool)
+                                   : encode_tensor_map(TensorMapSpec{.base = p.pool,
+                                                                     .rows = pool_rows,
+                                                                     .columns = p.width,
+                                                                     .row_bytes = row_bytes,
+                                                                     .box_rows = plan.box_rows,
+                                                                     .box_columns = 64,
+                                                                     .swizzle = true},
+                                                       pool);
+  if (code != 0) return code;
   return launch_kernel(
       paged_prefill_wgmma<Tile>,
       {.blocks = dim3(static_cast<unsigned>(plan.ctas)), .threads = Tile::kThreads, .shared_bytes = Tile::kSharedBytes},
@@ -325,9 +387,11 @@ int launch_pages(const PagedPrefill& p, const PagedPrefillPlan& plan, Stream str
 
 template <class T>
 int launch_paged_prefill(const PagedPrefill& p, const PagedPrefillPlan& plan, Stream stream) {
-  if (plan.width == 64) return launch_pages<WgmmaTile<T, 64, 2, 128, 3, 2>>(p, plan, stream);
-  if (plan.width == 96) return launch_pages<WgmmaTile<T, 96, 2, 128, 2, 2>>(p, plan, stream);
-  if (plan.width == 128) return launch_pages<WgmmaTile<T, 128, 2, 128, 2, 2>>(p, plan, stream);
+  if (plan.width == 64) return launch_pages<WgmmaTile<T, 64, 3, 128, 2, 2, true>>(p, plan, stream);
+  if (plan.width == 96) return launch_pages<WgmmaTile<T, 96, 2, 128, 2, 2, true>>(p, plan, stream);
+  if (p.width == 128) return launch_pages<WgmmaTile<T, 128, 2, 128, 2, 2, true, true>>(p, plan, stream);
+  if (plan.width == 128) return launch_pages<WgmmaTile<T, 128, 2, 128, 2, 2, true>>(p, plan, stream);
+  if (p.width % 64 == 0) return launch_pages<WgmmaTile<T, 256, 2, 80, 2, 1, false, true>>(p, plan, stream);
   return launch_pages<WgmmaTile<T, 256, 2, 80, 2, 1>>(p, plan, stream);
 }
 

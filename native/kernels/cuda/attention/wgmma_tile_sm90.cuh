@@ -13,17 +13,21 @@ namespace untorch::kernels::cuda {
 namespace {
 
 // Stages: of the rings of keys and of values; QueryStages: with two, the next tile's Q comes during this one; HasOut:
-// with shared memory for the result.
-template <class T_, int Width, int Warpgroups, int Keys, int Stages, int QueryStages, bool HasOut = false>
+// with shared memory for the result; ByGroups: 8 keys with all of their columns come before the next 8, so that one TMA
+// load brings whole keys. Otherwise all keys with 64 columns come before the next 64 columns.
+template <class T_, int Width, int Warpgroups, int Keys, int Stages, int QueryStages, bool HasOut = false,
+          bool ByGroups = false>
 struct WgmmaTile {
   using T = T_;
   static constexpr int kWidth = Width, kWarpgroups = Warpgroups, kKeys = Keys;
   static constexpr int kStages = Stages, kQueryStages = QueryStages;
-  static constexpr bool kHasOut = HasOut;
+  static constexpr bool kHasOut = HasOut, kByGroups = ByGroups;
   static constexpr int kRows = 64 * Warpgroups, kConsumerThreads = 128 * Warpgroups, kThreads = kConsumerThreads + 128;
   static constexpr int kBoxes = (Width + 63) / 64;
   static constexpr int kQueryBox = kRows * 128, kKeyBox = kKeys * 128;  // bytes
   static constexpr int kQueryBytes = kBoxes * kQueryBox, kKeyBytes = kBoxes * kKeyBox;
+  // From 64 columns of keys and values to the next, and from 8 keys to the next.
+  static constexpr int kColumnsBytes = ByGroups ? 1024 : kKeyBox, kGroupBytes = ByGroups ? kBoxes * 1024 : 1024;
   static constexpr int kWarpOutBox = 16 * 128, kWarpOutBytes = kBoxes * kWarpOutBox;
   static constexpr int kOutBytes = HasOut ? 4 * Warpgroups * kWarpOutBytes : 0;
   static constexpr int kBarriers = 2 * kQueryStages + 4 * kStages;
@@ -289,20 +293,20 @@ struct WgmmaConsumer {
 #pragma unroll
       for (int k = 0; k < Tile::kWidth / 16; ++k) {
         const std::uint32_t a = query + (k / 4 * Tile::kQueryBox + k % 4 * 32) / 16;
-        const std::uint32_t b = key + (k / 4 * Tile::kKeyBox + k % 4 * 32) / 16;
+        const std::uint32_t b = key + (k / 4 * Tile::kColumnsBytes + k % 4 * 32) / 16;
         if (k == 0) {
-          wgmma_shared<T, false>(score, a, b);
+          wgmma_shared<T, false, Tile::kGroupBytes>(score, a, b);
         } else {
-          wgmma_shared<T, true>(score, a, b);
+          wgmma_shared<T, true, Tile::kGroupBytes>(score, a, b);
         }
       }
       wgmma_commit_group();
     };
     const auto issue_output = [&] {
-      const std::uint32_t value = mn_major_descriptor(shared.value(values.stage), Tile::kKeyBox);
+      const std::uint32_t value = mn_major_descriptor(shared.value(values.stage), Tile::kColumnsBytes);
 #pragma unroll
       for (int k = 0; k < Tile::kKeys / 16; ++k) {
-        wgmma_mn_major<T>(out, weights + 4 * k, value + k * 2048 / 16);
+        wgmma_mn_major<T, Tile::kGroupBytes>(out, weights + 4 * k, value + k * 2 * Tile::kGroupBytes / 16);
       }
       wgmma_commit_group();
     };

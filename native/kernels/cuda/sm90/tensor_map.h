@@ -24,12 +24,13 @@ struct TensorMapSpec {
 };
 
 // [outer, middle, rows, columns] of 2-byte elements, such as attention's batch, heads, rows and width; a load is one
-// box of rows, of box_middle of the middle one after the other, 64 columns wide, with 128-byte swizzle.
+// box of rows, of box_middle of the middle one after the other, of box_outer of the outer one, 64 columns wide, with
+// 128-byte swizzle. Dimensions may overlap.
 struct TensorMap4dSpec {
   const void* base = nullptr;  // 16-byte aligned
   std::int64_t outer = 1, middle = 1, rows = 0, columns = 0;
   std::int64_t outer_bytes = 0, middle_bytes = 0, row_bytes = 0;  // strides: multiples of 16, above 0, below 2^40
-  int box_rows = 0, box_middle = 1;                               // at most 256 each
+  int box_rows = 0, box_middle = 1, box_outer = 1;                // at most 256 each
 };
 
 // cuTensorMapEncodeTiled. 0, or a driver's error code.
