@@ -407,6 +407,16 @@ const char* untorch_cpu_architecture(void) { return untorch::cpu_architecture();
 
 const char* untorch_cpu_level(void) { return untorch::kernels::isa_name(untorch::kernels::cpu_isa()); }
 
+const char* untorch_cpu_extensions(void) {
+  static const std::string extensions = [] {
+    std::string text = untorch::kernels::cpu_has_vnni() ? "vnni" : "";
+    if (untorch::kernels::cpu_has_fast_bf16()) text += text.empty() ? "bf16" : " bf16";
+    if (untorch::kernels::cpu_has_amx()) text += " amx";  // which is not there without VNNI
+    return text;
+  }();
+  return extensions.c_str();
+}
+
 int32_t untorch_has_symbol(const char* name) { return untorch::exports_symbol(name) ? 1 : 0; }
 
 const char* untorch_take_warning() {

@@ -396,6 +396,7 @@ NB_MODULE(_core, m) {
   m.def("cpu_features", [] { return std::string(untorch_cpu_features()); });
   m.def("cpu_architecture", [] { return std::string(untorch_cpu_architecture()); });
   m.def("cpu_level", [] { return std::string(untorch_cpu_level()); });
+  m.def("cpu_extensions", [] { return std::string(untorch_cpu_extensions()); });
   m.def("has_symbol", [](const std::string& name) { return untorch_has_symbol(name.c_str()) != 0; }, nb::arg("name"));
   const auto device_type = [](const std::string& device) { return device == "cuda" ? UNTORCH_CUDA : UNTORCH_CPU; };
   m.def(

@@ -10,8 +10,8 @@ import pytest
 from tests.native.shim import lib
 
 LEVELS = ("baseline", "v3", "v4")
-# As UNTORCH_ISA has them; "-vnni" keeps the level's VNNI.
-NAMES = ("baseline", "v3", "v3-vnni", "v4", "v4-vnni")
+# As UNTORCH_ISA has them; "-vnni" keeps the level's VNNI, "-bf16" AVX512_BF16, too. AMX is there without it alone.
+NAMES = ("baseline", "v3", "v3-vnni", "v4", "v4-vnni", "v4-bf16")
 _VNNI = {"v3": "avx_vnni", "v4": "avx512_vnni"}
 
 
@@ -20,8 +20,10 @@ def is_another(name: str, own: str, flags: set[str]) -> bool:
     level, _, suffix = name.partition("-")
     if LEVELS.index(level) > LEVELS.index(own) or (suffix and _VNNI[level] not in flags):
         return False  # the CPU's own level, or the same level without the suffix
-    has_bf16 = own == "v4" and "avx512_bf16" in flags  # only without UNTORCH_ISA
-    return level != own or has_bf16 or (not suffix and _VNNI.get(own) in flags)
+    has_bf16, has_amx = own == "v4" and "avx512_bf16" in flags, "amx_bf16" in flags
+    if suffix == "bf16":
+        return has_bf16 and has_amx
+    return level != own or has_bf16 or has_amx or (not suffix and _VNNI.get(own) in flags)
 
 
 def skip_if_own(name: str) -> None:

@@ -60,6 +60,7 @@ def test_other_instruction_sets(isa: str) -> None:
         ("v4", "", "baseline v3"),
         ("v4", "avx512_vnni", "baseline v3 v4"),
         ("v4", "avx512_vnni avx_vnni avx512_bf16", "baseline v3 v3-vnni v4 v4-vnni"),
+        ("v4", "avx512_vnni avx_vnni avx512_bf16 amx_bf16", "baseline v3 v3-vnni v4 v4-vnni v4-bf16"),
     ],
 )
 def test_levels_that_are_others(own: str, flags: str, others: str) -> None:

@@ -291,6 +291,9 @@ UNTORCH_API const char* untorch_cpu_features(void);
 UNTORCH_API const char* untorch_cpu_architecture(void);
 /* The instruction set level of the CPU kernels in use: "baseline", "v3" or "v4". */
 UNTORCH_API const char* untorch_cpu_level(void);
+/* What they use beyond that level where it is faster: of "vnni", "bf16" (AVX512_BF16) and "amx" those that there are,
+ * separated by spaces; valid forever. AMX needs the operating system's permission, which is asked for. */
+UNTORCH_API const char* untorch_cpu_extensions(void);
 /* 1 when the library exports a function of that name: a C shim or a vector function. */
 UNTORCH_API int32_t untorch_has_symbol(const char* name);
 

@@ -43,6 +43,15 @@ def _kernels(cuda: dict[str, Any]) -> str:
     return f"in this build, for {', '.join(codes)}" + (" and, by PTX, newer ones" if has_ptx else "")
 
 
+def _cpu_kernels(cpu: dict[str, Any]) -> str:
+    """The level, what is used beyond it, and AMX where the CPU has it and it is not used."""
+    text = " with ".join(filter(None, (cpu["level"], ", ".join(cpu["extensions"]))))
+    if cpu["wanted_level"]:
+        return f"{text} (UNTORCH_ISA={cpu['wanted_level']})"
+    has_amx = {"amx_tile", "amx_bf16", "amx_int8"} <= set(cpu["features"])
+    return text + ("; the operating system refuses AMX" if has_amx and "amx" not in cpu["extensions"] else "")
+
+
 def _extras(extras: dict[str, dict[str, Any]]) -> str:
     there = [name for name, found in extras.items() if found["installed"]]
     lacking = [f"{name} ({', '.join(found['missing'])})" for name, found in extras.items() if not found["installed"]]
@@ -64,7 +73,7 @@ def _render(console: Console, document: dict[str, Any]) -> None:
             ("platform", document["platform"]),
             ("CPU", f"{cpu['model'] or 'unknown'}, {cpu['architecture']}, {cpu['usable_cores']} usable cores"),
             ("CPU features", " ".join(cpu["features"])),
-            ("kernels", f"{cpu['level']}" + (f" (UNTORCH_ISA={cpu['wanted_level']})" if cpu["wanted_level"] else "")),
+            ("kernels", _cpu_kernels(cpu)),
             ("threads", f"{threads['number'] or 'unknown'}{wanted}"),
             ("libuntorch.so", f"{library['path'] or 'not found'} ({bytes_text(library['bytes'])})"),
             ("extras", _extras(document["extras"])),

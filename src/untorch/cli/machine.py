@@ -54,6 +54,7 @@ def describe_machine() -> dict[str, Any]:
             "architecture": _core.cpu_architecture(),
             "features": _core.cpu_features().split(),
             "level": _core.cpu_level(),
+            "extensions": _core.cpu_extensions().split(),
             "wanted_level": os.environ.get("UNTORCH_ISA"),
             "usable_cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
         },

@@ -12,7 +12,7 @@ import pytest
 
 from untorch import _core
 from untorch.cli.cuda_code import compiled_architectures
-from untorch.cli.doctor import _extras, _kernels
+from untorch.cli.doctor import _cpu_kernels, _extras, _kernels
 from untorch.cli.extras import EXTRAS, installed_extras
 from untorch.cli.machine import cuda_status
 from untorch.cli.process import exported_functions
@@ -32,6 +32,8 @@ def test_json_document(cli: Callable[..., Any]) -> None:
     assert document["native_operators"] == {device: _core.native_operators(device) for device in ("cpu", "cuda")}
     assert document["cpu"]["features"] == _core.cpu_features().split()
     assert document["cpu"]["level"] in ("baseline", "v3", "v4")
+    assert document["cpu"]["extensions"] == _core.cpu_extensions().split()
+    assert set(document["cpu"]["extensions"]) <= {"vnni", "bf16", "amx"}
     assert document["library"]["bytes"] > 0
     assert document["threads"]["number"] >= 1
     cuda = document["cuda"]
@@ -54,6 +56,24 @@ def test_text(cli: Callable[..., Any]) -> None:
     assert ("does not work here: " in out) is not cuda_status()["served"]
     assert (f"does not work here: {NO_CUDA}\n" in out) is not cuda_status()["kernels"]
     assert out.rstrip().endswith("The runtime works.")
+
+
+AMX = "amx_bf16 amx_tile amx_int8"
+
+
+@pytest.mark.parametrize(
+    ("level", "extensions", "features", "wanted", "text"),
+    [
+        ("baseline", "", "", None, "baseline"),
+        ("v3", "vnni", "avx_vnni", None, "v3 with vnni"),
+        ("v4", "vnni amx", AMX, None, "v4 with vnni, amx"),
+        ("v4", "vnni", AMX, None, "v4 with vnni; the operating system refuses AMX"),
+        ("v4", "vnni bf16", AMX, "v4-bf16", "v4 with vnni, bf16 (UNTORCH_ISA=v4-bf16)"),
+    ],
+)
+def test_kernels_of_the_cpu(level: str, extensions: str, features: str, wanted: str | None, text: str) -> None:
+    cpu = {"level": level, "extensions": extensions.split(), "features": features.split(), "wanted_level": wanted}
+    assert _cpu_kernels(cpu) == text
 
 
 def test_extras_are_those_of_the_project() -> None:

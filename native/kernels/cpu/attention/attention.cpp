@@ -93,7 +93,7 @@ void attention(const Attention<float>& p) {
 }
 
 void attention(const HalfAttention& p) {
-  const bool bf16 = p.type == HalfType::kBFloat16 && cpu_has_bf16();
+  const bool bf16 = p.type == HalfType::kBFloat16 && cpu_has_fast_bf16();
   divide(p, UNTORCH_ISA_CALL(attention_half_workspace)(p, bf16), [&](std::int64_t first, std::int64_t last, void* own) {
     UNTORCH_ISA_CALL(attention_half_items)(p, bf16, first, last, own);
   });

@@ -94,7 +94,7 @@ void paged_attention(const PagedAttention& p) {
   std::vector<char> memory(static_cast<std::size_t>(each * threads + 64));
   const auto aligned = (reinterpret_cast<std::uintptr_t>(memory.data()) + 63) / 64 * 64;
   const auto count = static_cast<std::int64_t>(items.size()), joined = static_cast<std::int64_t>(joins.size());
-  const bool bf16 = cpu_has_bf16();
+  const bool bf16 = cpu_has_fast_bf16();
 #pragma omp parallel num_threads(threads) if (threads > 1)
   {
     void* const own = reinterpret_cast<void*>(aligned + static_cast<std::uintptr_t>(omp_get_thread_num() * each));

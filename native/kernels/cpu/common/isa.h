@@ -20,14 +20,18 @@ enum class Isa : int {
   kV4 = 2,        // AVX-512 F/BW/CD/DQ/VL
 };
 
-// The best level of this machine; UNTORCH_ISA=baseline|v3|v4 in the environment lowers it (for tests). "-vnni" behind
-// v3 or v4 keeps that level's VNNI.
+// The best level of this machine; UNTORCH_ISA=baseline|v3|v4 in the environment lowers it (for tests), and takes away
+// what the functions below have on top of it: v3-vnni and v4-vnni keep VNNI, v4-bf16 keeps VNNI and AVX512_BF16.
 Isa cpu_isa() noexcept;
-// AVX512_BF16 on top of v4; UNTORCH_ISA=v4 is without it.
+// AVX512_BF16 on top of v4.
 bool cpu_has_bf16() noexcept;
-// vpdpbusd in the level's widest vectors: AVX512_VNNI on top of v4, AVX-VNNI on top of v3. UNTORCH_ISA=v3 and v4 are
-// without it, v3-vnni and v4-vnni have it where the CPU does.
+// Whether vdpbf16ps is faster than FMAs of widened operands, too: on Intel's CPUs it has half of their rate.
+bool cpu_has_fast_bf16() noexcept;
+// vpdpbusd in the level's widest vectors: AVX512_VNNI on top of v4, AVX-VNNI on top of v3.
 bool cpu_has_vnni() noexcept;
+// AMX in bfloat16 and int8, on top of v4 with VNNI and AVX512_BF16, where the operating system gives this process the
+// registers. Asks it at the first call.
+bool cpu_has_amx() noexcept;
 const char* isa_name(Isa isa) noexcept;
 
 }  // namespace untorch::kernels

@@ -190,7 +190,7 @@ void run_bf16(ConvolutionCall call) {
   call.problem = &p;
   call.zeros = zeros(p.groups * p.in_channels);
   call.weights = ConvolutionWeights::kWidened;
-  if (!cpu_has_bf16()) return is_gemm(p, call.strides) ? run_widened_gemm(call) : run(call);
+  if (!cpu_has_fast_bf16()) return is_gemm(p, call.strides) ? run_widened_gemm(call) : run(call);
   call.weights = ConvolutionWeights::kPairs;
   const std::int64_t channels = p.groups * p.in_channels;
   Pair step{1, 1};

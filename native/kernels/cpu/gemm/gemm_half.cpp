@@ -1,4 +1,4 @@
-// Dispatch of the GEMM in bfloat16 and float16: the instruction-set level, AVX512_BF16, the thread grid.
+// Dispatch of the GEMM in bfloat16 and float16: the instruction-set level, AVX512_BF16, AMX, the thread grid.
 #include "kernels/cpu/common/isa.h"
 #include "kernels/cpu/gemm/gemm.h"
 #include "kernels/cpu/gemm/gemm_levels.h"
@@ -13,11 +13,10 @@ using Bits = std::uint16_t;
 // Calls body(i0, i1, j0, j1, workspace) for each part of the grid.
 template <class Body>
 void on_parts(const HalfPlan& plan, std::int64_t m, std::int64_t n, std::int64_t k, bool serial, Body&& body) {
-  const std::int64_t unit = UNTORCH_ISA_CALL(tile_rows)();
-  const Grid grid = serial ? Grid{1, 1} : choose_grid(m, n, k, unit, kPackWidth);
+  const Grid grid = serial ? Grid{1, 1} : choose_grid(m, n, k, plan.rows, kPackWidth);
   const std::size_t each = (plan.workspace + 4095) / 4096 * 4096;
   char* const workspace = static_cast<char*>(gemm_scratch(each * static_cast<std::size_t>(grid.rows * grid.cols)));
-  on_grid(grid, m, n, unit, kPackWidth,
+  on_grid(grid, m, n, plan.rows, kPackWidth,
           [&](int index, std::int64_t i0, std::int64_t i1, std::int64_t j0, std::int64_t j1) {
             body(i0, i1, j0, j1, workspace + static_cast<std::size_t>(index) * each);
           });
@@ -27,7 +26,7 @@ void run(HalfType type, std::int64_t m, std::int64_t n, std::int64_t k, float al
          MatrixRef<const Bits> b, float beta, MatrixRef<Bits> c, bool serial) {
   if (m <= 0 || n <= 0) return;
   orient(m, n, k, a, b, c);
-  const HalfPlan plan = UNTORCH_ISA_CALL(plan_half)(type, m, n, k, a, b, false, cpu_has_bf16());
+  const HalfPlan plan = UNTORCH_ISA_CALL(plan_half)(type, m, n, k, a, b, false, cpu_has_fast_bf16(), cpu_has_amx());
   on_parts(plan, m, n, k, serial, [&](std::int64_t i0, std::int64_t i1, std::int64_t j0, std::int64_t j1, void* own) {
     const MatrixRef<Bits> to = part(c, i0, j0);
     const HalfResult result{to.data, to.row_stride, to.col_stride, alpha, beta, nullptr, {}, nullptr, 0};
@@ -52,7 +51,8 @@ void gemm_half_packed(HalfType type, std::int64_t m, std::int64_t n, std::int64_
                       Bits* c, std::int64_t ldc) {
   if (m <= 0 || n <= 0) return;
   const MatrixRef<const Bits> rows{a, lda, 1};
-  const HalfPlan plan = UNTORCH_ISA_CALL(plan_half)(type, m, n, k, rows, {packed, 1, k}, true, cpu_has_bf16());
+  const HalfPlan plan =
+      UNTORCH_ISA_CALL(plan_half)(type, m, n, k, rows, {packed, 1, k}, true, cpu_has_fast_bf16(), cpu_has_amx());
   on_parts(plan, m, n, k, false, [&](std::int64_t i0, std::int64_t i1, std::int64_t j0, std::int64_t j1, void* own) {
     const HalfResult result{c + i0 * ldc + j0,
                             ldc,

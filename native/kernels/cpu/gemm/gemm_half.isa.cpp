@@ -6,11 +6,12 @@
 //         for tiles of NV panels           B tile [kc, NV·16] in L1, 2 bytes an element
 //           for tiles of MR rows           the last block of k ends in the epilogue and the rounding
 //
-// At small M it is bound by reading B, half of what float32 reads; at large M by the FMA ports, or with AVX512_BF16 by
-// twice their rate.
+// At small M it is bound by reading B, half of what float32 reads; at large M by the FMA ports, with AVX512_BF16 by
+// twice their rate, with AMX by sixteen times.
 #include <cstddef>
 #include <cstdint>
 
+#include "kernels/cpu/common/amx.h"
 #include "kernels/cpu/gemm/gemm_epilogue.h"
 #include "kernels/cpu/gemm/gemm_half_dot.h"
 #include "kernels/cpu/gemm/gemm_half_micro.h"
@@ -25,6 +26,7 @@ constexpr int N = kLanes<float>;
 constexpr std::int64_t P = kPackWidth;
 constexpr std::int64_t kBlockK = 512, kFewRowsBlockK = 2048, kBlockM = 96, kBlockN = 512;
 constexpr std::int64_t kWidenedBlockM = 240;    // rows that share panels which were widened for them
+constexpr std::int64_t kAmxBlockM = 256;        // rows that share panels in L1, which AMX reads fastest from there
 constexpr std::int64_t kPackedBytes = 1 << 20;  // of B that is packed at once
 constexpr std::int64_t kPad = 32;               // elements after a row of A: neighbours start in different cache sets
 constexpr std::int64_t kFewRows = 32;           // up to here dot products beat packing (measured, k = 384 to 2048)
@@ -177,6 +179,32 @@ Workspace layout(const HalfPlan& p, std::int64_t k, bool packed, void* memory, s
   return w;
 }
 
+#if defined(__AVX512F__)
+// A tile of up to 32 rows and two panels by AMX, what is left of k by vdpbf16ps. Rows of A and of C behind the tile's,
+// up to a multiple of 16, are read and written.
+void gemm_amx(const PairTile& t, int rows, int panels) {
+  constexpr std::int64_t kStep = kAmxTileBytes / 4;  // pairs
+  const std::int64_t steps = t.pairs / kStep;
+  amx_gemm<AmxTiles, false>({.a = t.a,
+                             .a_stride = t.lda * 2,
+                             .b = t.b,
+                             .panel_bytes = t.panel_step * 4,
+                             .c = t.c,
+                             .c_stride = t.ldc * 4,
+                             .steps = steps,
+                             .accumulate = t.accumulate},
+                            rows > kAmxRows ? 2 : 1, panels);
+  if (steps * kStep == t.pairs) return;
+  PairTile rest = t;
+  rest.pairs = t.pairs - steps * kStep, rest.b = t.b + steps * kStep * P, rest.accumulate = true;
+  for (int i = 0; i < rows; i += kMaxRows) {
+    const int count = static_cast<int>(smaller(kMaxRows, rows - i));
+    rest.a = static_cast<const Bits*>(t.a) + i * t.lda + steps * kStep * 2, rest.c = t.c + i * t.ldc;
+    kDotBf16.kernel[count - 1][panels - 1](rest);
+  }
+}
+#endif
+
 template <HalfType H>
 void packed_slice(const HalfPlan& plan, std::int64_t m, std::int64_t n, std::int64_t k, MatrixRef<const Bits> a,
                   const std::uint32_t* packed, const HalfResult& result, const Workspace& w) {
@@ -185,13 +213,14 @@ void packed_slice(const HalfPlan& plan, std::int64_t m, std::int64_t n, std::int
 #if defined(__AVX512F__)
   if (plan.bf16) table = &kDotBf16;
 #endif
+  const AmxScope scope(plan.amx);
   for (std::int64_t jc = 0; jc < n; jc += plan.nc) {
     const std::int64_t nb = smaller(plan.nc, n - jc);
     const float* const bias = widen_bias<H>(result, jc, nb, w.bias);
     for (std::int64_t ic = 0; ic < m; ic += plan.mc) {
       const std::int64_t mb = smaller(plan.mc, m - ic);
-      const std::int64_t tiles = ceil_div(mb, kMaxRows);  // the first ones may have a row more than the others
-      const int tile_m = static_cast<int>(ceil_div(mb, tiles));
+      const std::int64_t tiles = ceil_div(mb, plan.rows);  // the first ones may have a row more than the others
+      const int tile_m = static_cast<int>(plan.amx ? smaller(mb, plan.rows) : ceil_div(mb, tiles));
       const std::int64_t fuller = mb - tiles * (tile_m - 1);
       for (std::int64_t pc = 0; pc < k; pc += plan.kc) {
         const std::int64_t kb = smaller(plan.kc, k - pc), even = ceil_div(kb, 2) * 2, lda = even + kPad;
@@ -205,7 +234,8 @@ void packed_slice(const HalfPlan& plan, std::int64_t m, std::int64_t n, std::int
           }
         }
         for (std::int64_t j = 0; j < nb;) {
-          const int group = choose_panels(tile_m, ceil_div(nb - j, P));
+          const std::int64_t panels = ceil_div(nb - j, P);
+          const int group = plan.amx ? (panels > 1 ? 2 : 1) : choose_panels(tile_m, panels);
           const std::int64_t width = smaller(group * P, nb - j);
           PairTile tile{};
           tile.pairs = even / 2, tile.lda = lda, tile.ldc = ld, tile.accumulate = pc > 0;
@@ -226,7 +256,8 @@ void packed_slice(const HalfPlan& plan, std::int64_t m, std::int64_t n, std::int
           }
           if (wide) widen_panels<H>(tile.b, group, tile.panel_step, tile.pairs, w.wide);
           for (std::int64_t i = 0, left = tiles; left > 0; --left) {
-            const int rows = tiles - left < fuller ? tile_m : tile_m - 1;
+            const int rows =
+                static_cast<int>(plan.amx ? smaller(tile_m, mb - i) : tile_m - (tiles - left < fuller ? 0 : 1));
             tile.a = plan.bf16 ? static_cast<const void*>(static_cast<Bits*>(w.rows) + i * lda)
                                : static_cast<const void*>(static_cast<float*>(w.rows) + i * lda);
             // One block of k needs no sums beyond its tile, which then stays in L1.
@@ -242,6 +273,10 @@ void packed_slice(const HalfPlan& plan, std::int64_t m, std::int64_t n, std::int
                 plain.next_step = P / 2 / parts;
               }
               kMicro<float>.kernel[rows - 1][group - 1](plain);
+#if defined(__AVX512F__)
+            } else if (plan.amx) {
+              gemm_amx(tile, rows, group);
+#endif
             } else {
               table->kernel[rows - 1][group - 1](tile);
             }
@@ -294,15 +329,22 @@ void slice(const HalfPlan& plan, std::int64_t m, std::int64_t n, std::int64_t k,
 }  // namespace
 
 HalfPlan plan_half(HalfType type, std::int64_t m, std::int64_t n, std::int64_t k, MatrixRef<const Bits> a,
-                   MatrixRef<const Bits> b, bool packed, bool bf16) {
+                   MatrixRef<const Bits> b, bool packed, bool bf16, bool amx) {
   HalfPlan p{};
-  p.bf16 = bf16 && type == HalfType::kBFloat16 && kLanes<float> == 16;
+  const bool can_bf16 = type == HalfType::kBFloat16 && kLanes<float> == 16;
   p.dot = !packed && a.col_stride == 1 && b.row_stride == 1 && (m <= kFewRows || n < 4);
+  p.amx = amx && can_bf16 && !p.dot && m >= kAmxFewestRows && k >= kAmxTileBytes / 2;
+  p.bf16 = p.amx || (bf16 && can_bf16);
+  p.rows = p.amx ? kAmxMostTiles * kAmxRows : kMaxRows;
   const std::int64_t limit = m <= kMaxRows ? kFewRowsBlockK : kBlockK;
   p.kc = k <= limit ? larger(k, 1) : ceil_div(ceil_div(k, ceil_div(k, limit)), 2) * 2;
   // In registers, bfloat16 takes a shift and a mask a vector: little for a tile of 12 rows, a third more work for 6.
   p.widens = m > kMaxRows && (type == HalfType::kFloat16 || kMaxRows < 12);
   p.mc = p.widens ? ceil_div(m, ceil_div(m, kWidenedBlockM)) : smaller(m, kBlockM);
+  if (p.amx) {
+    p.mc = smaller(ceil_div(m, p.rows) * p.rows, kAmxBlockM);
+    if (k > limit) p.kc = ceil_div(p.kc, kAmxTileBytes / 2) * (kAmxTileBytes / 2);
+  }
   const std::int64_t columns = packed ? kBlockN : larger(kPackedBytes / (larger(k, 1) * 2) / P * P, 64);
   p.nc = smaller(ceil_div(n, P) * P, smaller(columns, kBlockN));
   if (!p.dot) layout(p, k, packed, nullptr, &p.workspace);

@@ -25,7 +25,9 @@ struct GemmPlan {
 struct HalfPlan {
   bool dot;                 // dot products along k, no packing
   bool bf16;                // AVX512_BF16 multiplies
+  bool amx;                 // AMX does, and AVX512_BF16 what is left of k
   bool widens;              // B is widened once for several tiles of rows, not in each
+  std::int64_t rows;        // of a tile, at most
   std::int64_t kc, mc, nc;  // as above; B is packed for nc columns and all of k
   std::size_t workspace;
 };
@@ -61,7 +63,7 @@ UNTORCH_ISA_DECLARE(
                       const float* residual, std::int64_t ldr, float* c, std::int64_t ldc);
     void activation_slice(std::int64_t m, std::int64_t n, Activation activation, float* c, std::int64_t ldc);
     HalfPlan plan_half(HalfType type, std::int64_t m, std::int64_t n, std::int64_t k, MatrixRef<const std::uint16_t> a,
-                       MatrixRef<const std::uint16_t> b, bool packed, bool bf16);
+                       MatrixRef<const std::uint16_t> b, bool packed, bool bf16, bool amx);
     void slice_half(HalfType type, const HalfPlan& plan, std::int64_t m, std::int64_t n, std::int64_t k,
                     MatrixRef<const std::uint16_t> a, MatrixRef<const std::uint16_t> b, const HalfResult& result,
                     void* workspace);

@@ -69,10 +69,11 @@ void quantize(const Int8Linear& p, bool vnni, const Int8Rows& rows) {
 void int8_linear(const Int8Linear& given) {
   if (given.m <= 0 || given.n <= 0) return;
   const Int8Linear p = given.range == ActivationRange::kTensor ? with_range(given) : given;
-  const bool vnni = cpu_has_vnni();
+  const bool vnni = cpu_has_vnni(), amx = UNTORCH_ISA_CALL(takes_amx)(p) && cpu_has_amx();
   const std::int64_t stride = UNTORCH_ISA_CALL(row_words)(p.k, vnni), panels = units(p.n, kPackWidth);
-  const auto m = static_cast<std::size_t>(p.m);
-  const std::size_t words = lines(m * static_cast<std::size_t>(stride) * sizeof(std::uint32_t));
+  const std::int64_t unit = UNTORCH_ISA_CALL(int8_tile_rows)(vnni, amx);
+  const auto m = static_cast<std::size_t>(p.m), padded = static_cast<std::size_t>(units(p.m, unit) * unit);
+  const std::size_t words = lines(padded * static_cast<std::size_t>(stride) * sizeof(std::uint32_t));
   const std::size_t scales = lines(m * sizeof(float)), zeros = lines(m * sizeof(std::int32_t));
   const std::size_t bias_bytes = static_cast<std::size_t>(panels * kPackWidth) * sizeof(float);
   char* const scratch = static_cast<char*>(gemm_scratch(words + scales + zeros + bias_bytes));
@@ -81,12 +82,11 @@ void int8_linear(const Int8Linear& given) {
   auto* const bias = reinterpret_cast<float*>(scratch + words + scales + zeros);
   quantize(p, vnni, rows);
   UNTORCH_ISA_CALL(widen_bias)(p, bias);
-  const std::int64_t unit = UNTORCH_ISA_CALL(int8_tile_rows)(vnni);
   // A group of four costs about what one multiply-add in float32 does.
   const Grid grid = choose_grid(p.m, p.n, units(p.k, kInt8Group), unit, kPackWidth);
   on_grid(grid, p.m, p.n, unit, kPackWidth,
           [&](int, std::int64_t row, std::int64_t row_end, std::int64_t col, std::int64_t col_end) {
-            UNTORCH_ISA_CALL(gemm_int8_slice)(p, vnni, rows, bias, row, row_end, col, col_end);
+            UNTORCH_ISA_CALL(gemm_int8_slice)(p, vnni, amx, rows, bias, row, row_end, col, col_end);
           });
 }
 

@@ -5,12 +5,16 @@
 //       for tiles of 1, 2 or 4 panels        sums in registers over all of k, then scales, bias, activation, residual
 //
 // Roofline: at small M bound by reading B, a quarter of float32's bytes; at large M by vpdpbusd, four times the
-// multiply-adds of an FMA.
+// multiply-adds of an FMA, or by AMX, 64 times.
 #include <cstdint>
 
+#include "kernels/cpu/common/amx.h"
 #include "kernels/cpu/gemm/gemm_epilogue.h"
 #include "kernels/cpu/gemm/half_vector.h"
 #include "kernels/cpu/w8a8/int8_micro.h"
+#if defined(__AVX512F__)
+#include "kernels/cpu/w8a8/int8_amx.h"
+#endif
 
 namespace untorch::kernels::UNTORCH_ISA {
 namespace {
@@ -20,6 +24,8 @@ constexpr int N = kLanes<float>;
 constexpr std::int64_t kBlockBytes = 256 << 10;  // of B
 
 constexpr float kNoBias[kMostPanels * P] = {};
+constexpr int kAmxTile = kAmxMostTiles * kAmxRows;  // rows and columns
+constexpr int kMostTile = N == 16 ? kAmxTile * kAmxTile : kMostSums * P;
 
 constexpr std::int64_t ceil_div(std::int64_t x, std::int64_t y) { return (x + y - 1) / y; }
 constexpr std::int64_t smaller(std::int64_t x, std::int64_t y) { return x < y ? x : y; }
@@ -56,12 +62,13 @@ int choose_width(const Int8Kernels& table, int rows, std::int64_t panels) {
 // Results in float32 go to their place, the others through a tile of their own.
 class Driver {
  public:
-  Driver(const Int8Linear& problem, bool vnni, const Int8Rows& quantized, const float* widened_bias)
+  Driver(const Int8Linear& problem, bool vnni, bool amx, const Int8Rows& quantized, const float* widened_bias)
       : p_(problem),
         rows_(quantized),
         bias_(widened_bias),
         table_(vnni ? kInt8Vnni : kInt8Madd),
-        most_rows_(vnni ? kVnniRows : kMaddRows),
+        amx_(amx),
+        most_rows_(int8_tile_rows(vnni, amx)),
         word_size_(vnni ? 1 : 2),
         inside_(problem.groups > 1 ? TileEpilogue{false, true, -__builtin_inff(), __builtin_inff()}
                                    : tile_epilogue(problem.epilogue, problem.residual != nullptr)) {}
@@ -70,14 +77,15 @@ class Driver {
     const std::int64_t panel_bytes = larger(ceil_div(p_.k, kInt8Group), 1) * kPanelBytes;
     const std::int64_t block = larger(kBlockBytes / panel_bytes / kMostPanels, 1) * kMostPanels * P;
     const std::int64_t m = row_end - row;
-    const int tile_rows = static_cast<int>(ceil_div(m, ceil_div(m, most_rows_)));
+    const int tile_rows = static_cast<int>(amx_ ? smaller(m, most_rows_) : ceil_div(m, ceil_div(m, most_rows_)));
     const bool one_panel = m <= kFewRows && m * p_.k < kFewRowBytes;
     for (std::int64_t jc = col; jc < col_end; jc += block) {
       const std::int64_t end = smaller(jc + block, col_end);
       for (std::int64_t i = row; i < row_end; i += tile_rows) {
         const int count = static_cast<int>(smaller(tile_rows, row_end - i));
         for (std::int64_t j = jc; j < end;) {
-          const int index = one_panel ? 0 : choose_width(table_, count, ceil_div(end - j, P));
+          const std::int64_t panels = ceil_div(end - j, P);
+          const int index = one_panel ? 0 : amx_ ? (panels > 1 ? 1 : 0) : choose_width(table_, count, panels);
           const std::int64_t width = smaller(P << index, end - j);
           tile(index, i, count, j, width);
           j += width;
@@ -131,6 +139,9 @@ class Driver {
 
   // A group of k after the other, each added to what is there.
   void multiply(int count, int index, Int8Tile& t) {
+#if defined(__AVX512F__)
+    if (amx_) return int8_amx(t, count, 1 << index);
+#endif
     const Int8Kernel kernel = table_.kernel[count - 1][index];
     if (p_.groups == 1) return kernel(t);
     const std::int64_t padded = ceil_div(p_.n, P) * P;
@@ -162,10 +173,11 @@ class Driver {
   const Int8Rows& rows_;
   const float* const bias_;
   const Int8Kernels& table_;
+  const bool amx_;
   const std::int64_t most_rows_, word_size_;
   const TileEpilogue inside_;
-  alignas(64) float sums_[kMostSums * P];
-  alignas(64) float added_[kMostSums * P];
+  alignas(64) float sums_[kMostTile];
+  alignas(64) float added_[kMostTile];
 };
 
 }  // namespace
@@ -186,11 +198,16 @@ void widen_bias(const Int8Linear& p, float* bias) {
   for (; j < padded; ++j) bias[j] = 0.0f;
 }
 
-void gemm_int8_slice(const Int8Linear& p, bool vnni, const Int8Rows& rows, const float* bias, std::int64_t row,
-                     std::int64_t row_end, std::int64_t col, std::int64_t col_end) {
-  Driver(p, vnni, rows, bias).run(row, row_end, col, col_end);
+bool takes_amx(const Int8Linear& p) {
+  return N == 16 && p.m >= kAmxFewestInt8Rows && p.k >= kAmxTileBytes && p.groups == 1;
 }
 
-int int8_tile_rows(bool vnni) { return vnni ? kVnniRows : kMaddRows; }
+void gemm_int8_slice(const Int8Linear& p, bool vnni, bool amx, const Int8Rows& rows, const float* bias,
+                     std::int64_t row, std::int64_t row_end, std::int64_t col, std::int64_t col_end) {
+  const AmxScope scope(amx);
+  Driver(p, vnni, amx, rows, bias).run(row, row_end, col, col_end);
+}
+
+int int8_tile_rows(bool vnni, bool amx) { return amx ? kAmxTile : vnni ? kVnniRows : kMaddRows; }
 
 }  // namespace untorch::kernels::UNTORCH_ISA

@@ -27,14 +27,15 @@ struct RowsRange {
 
 // row_words: Int8Rows::stride for rows of k. quantize_rows: rows [row, row_end) of x. range_of_rows:
 // their range, to be merged with what is there. widen_bias: the bias in float32,
-// [ceil(n/16) · 16], zeros where there is none. gemm_int8_slice: rows [row, row_end) and columns [col, col_end) of the
-// result, col a multiple of 16. int8_tile_rows: the rows of a tile.
+// [ceil(n/16) · 16], zeros where there is none. takes_amx: whether AMX multiplies such a layer, on a CPU that has it;
+// it reads rows up to a multiple of 16. gemm_int8_slice: rows [row, row_end) and columns [col, col_end) of the result,
+// col a multiple of 16. int8_tile_rows: the rows of a tile.
 UNTORCH_ISA_DECLARE(std::int64_t row_words(std::int64_t k, bool vnni);
                     void quantize_rows(const Int8Linear& p, bool vnni, std::int64_t row, std::int64_t row_end,
                                        const Int8Rows& rows);
                     void range_of_rows(const Int8Linear& p, std::int64_t row, std::int64_t row_end, RowsRange& range);
-                    void widen_bias(const Int8Linear& p, float* bias);
-                    void gemm_int8_slice(const Int8Linear& p, bool vnni, const Int8Rows& rows, const float* bias,
-                                         std::int64_t row, std::int64_t row_end, std::int64_t col,
+                    void widen_bias(const Int8Linear& p, float* bias); bool takes_amx(const Int8Linear& p);
+                    void gemm_int8_slice(const Int8Linear& p, bool vnni, bool amx, const Int8Rows& rows,
+                                         const float* bias, std::int64_t row, std::int64_t row_end, std::int64_t col,
                                          std::int64_t col_end);
-                    int int8_tile_rows(bool vnni);)
+                    int int8_tile_rows(bool vnni, bool amx);)
