@@ -127,12 +127,16 @@ constexpr float kNvfp4Factor = 128.0f;
 #endif
 }
 
-// Adds the products of four k in every lane. Sums of a part are int32 with VNNI, pairs of int16 without it.
-template <bool kVnni>
-[[gnu::always_inline]] inline Ints add_products(Ints sum, Ints weights, const std::int8_t* x) {
+// Four neighbours of x, in every lane.
+[[gnu::always_inline]] inline Ints load_four(const std::int8_t* x) {
   std::int32_t four;
   __builtin_memcpy(&four, x, sizeof four);
-  const Ints a = Ints{} + four;
+  return Ints{} + four;
+}
+
+// Adds the products of four k in every lane. Sums of a part are int32 with VNNI, pairs of int16 without it.
+template <bool kVnni>
+[[gnu::always_inline]] inline Ints add_products(Ints sum, Ints weights, Ints a) {
 #if defined(__AVX512F__)
   if constexpr (kVnni) {
     // By name: an intrinsic could not be inlined into code of the level.
@@ -223,15 +227,21 @@ template <bool kVnni, Weights F, int R, int W>
         Ints sum[R][W] = {};
 #pragma GCC unroll 4
         for (int step = 0; step < kStepsOfSum; ++step) {
+          Ints low[W], high[W];
 #pragma GCC unroll 8
           for (int w = 0; w < W; ++w) {
             const Ints word = load_ints(words[w] + (first + step) * 16);
-            Ints low = word & halves, high = (word >> 4) & halves;
-            if constexpr (kNvfp4) low = shifted_values(low), high = shifted_values(high);
+            low[w] = word & halves, high[w] = (word >> 4) & halves;
+            if constexpr (kNvfp4) low[w] = shifted_values(low[w]), high[w] = shifted_values(high[w]);
+          }
 #pragma GCC unroll 8
-            for (int r = 0; r < R; ++r) {
-              sum[r][w] = add_products<kVnni>(sum[r][w], low, x + r * p.k + step * 8);
-              sum[r][w] = add_products<kVnni>(sum[r][w], high, x + r * p.k + step * 8 + 4);
+          for (int r = 0; r < R; ++r) {
+            const std::int8_t* const at = x + r * p.k + step * 8;
+            const Ints first_four = load_four(at), others = load_four(at + 4);
+#pragma GCC unroll 8
+            for (int w = 0; w < W; ++w) {
+              sum[r][w] = add_products<kVnni>(sum[r][w], low[w], first_four);
+              sum[r][w] = add_products<kVnni>(sum[r][w], high[w], others);
             }
           }
         }
