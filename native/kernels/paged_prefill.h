@@ -40,10 +40,11 @@ struct PagedPrefillPlan {
   int width = 0;  // the kernel's: 64, 96, 128 or 256
   int group = 0;  // heads of a KV head
   int row_heads = 0, row_tokens = 0, head_tiles = 0;
-  int row_blocks = 0;                                                      // at most; sequences begin new ones
-  int items = 0, ctas = 0;                                                 // items: row blocks of all heads
-  int box_rows = 0;                                                        // keys of one TMA load, all in one page
-  Divisor by_row_heads, by_row_tokens, by_head_tiles, by_pairs, by_block;  // pairs: KV heads by head tiles
+  int row_blocks = 0;       // at most; sequences begin new ones
+  int items = 0, ctas = 0;  // items: row blocks of all heads
+  int box_rows = 0;         // keys of one TMA load, all in one page
+  // pairs: KV heads by head tiles.
+  Divisor by_row_heads, by_row_tokens, by_head_tiles, by_pairs, by_block;
 };
 
 // Depends on shapes and the device alone, so that a CUDA graph serves any lengths.

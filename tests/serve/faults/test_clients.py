@@ -115,6 +115,7 @@ def test_memory_stays_level_under_large_bodies(server: Server) -> None:
         b"GET / HTTP/9.9\r\n\r\n",
         HEAD + b"Content-Length: -1\r\n\r\n",
         HEAD + b"Content-Length: 1\r\nContent-Length: 2\r\n\r\n",
+        HEAD + b"Transfer-Encoding: chunked\r\nContent-Length: 5\r\n\r\n5\r\n12345\r\n0\r\n\r\n",
         HEAD + b"Transfer-Encoding: chunked\r\n\r\nzz\r\n",
         b"GET /\x00 HTTP/1.1\r\nHost: x\r\n\r\n",
     ],
