@@ -9,6 +9,7 @@
 
 #include "kernels/cpu/attention/paged_levels.h"
 #include "kernels/cpu/common/isa.h"
+#include "kernels/cpu/gemm/gemm_operands.h"
 #include "kernels/paged_attention.h"
 
 namespace untorch::kernels::cpu {
@@ -91,13 +92,12 @@ void paged_attention(const PagedAttention& p) {
   }
   const int threads = omp_in_parallel() || work < 5e5 ? 1 : omp_get_max_threads();
   const std::int64_t each = (UNTORCH_ISA_CALL(paged_workspace)(p) + 4095) / 4096 * 4096;
-  std::vector<char> memory(static_cast<std::size_t>(each * threads + 64));
-  const auto aligned = (reinterpret_cast<std::uintptr_t>(memory.data()) + 63) / 64 * 64;
+  char* const memory = static_cast<char*>(gemm_scratch(static_cast<std::size_t>(each * threads)));
   const auto count = static_cast<std::int64_t>(items.size()), joined = static_cast<std::int64_t>(joins.size());
   const bool bf16 = cpu_has_fast_bf16();
 #pragma omp parallel num_threads(threads) if (threads > 1)
   {
-    void* const own = reinterpret_cast<void*>(aligned + static_cast<std::uintptr_t>(omp_get_thread_num() * each));
+    void* const own = memory + omp_get_thread_num() * each;
 #pragma omp for schedule(static)
     for (std::int64_t t = 0; t < p.tokens; ++t) UNTORCH_ISA_CALL(paged_write)(p, t, own);
 #pragma omp for schedule(dynamic, 1)

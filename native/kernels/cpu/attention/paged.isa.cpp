@@ -4,7 +4,7 @@
 //     S = scale·Q·Kᵀ                few rows: dot products on the pages; else K is packed into panels
 //     softcap, ALiBi, mask          a row sees keys [low, high)
 //     running softmax
-//     O += P·V                      V is copied into one buffer, zeros where no key is
+//     O += P·V                      few rows: from the pages; else V is copied into one buffer, zeros where no key is
 //
 // Pages of int8 or FP8 codes: the scale of a key goes into its scores, that of a value into its weights. With few rows
 // it is bound by reading the pages once; with many by the FMAs.
@@ -23,6 +23,7 @@ namespace {
 
 using Bits = std::uint16_t;
 constexpr std::int64_t kDotRowsLimit = 8;
+constexpr std::int64_t kKeysAhead = 32;  // two of the smallest pages
 
 // What elements of the model are, and those of a page; Int8 and Fp8 are other kinds of pages.
 struct Float {
@@ -147,6 +148,11 @@ void dots(S, bool, std::int64_t rows, std::int64_t k, const float* a, const std:
   code_dots<S>(rows, k, a, b, sums);
 }
 
+// Few rows wait for the memory: the hardware follows a page, but does not know where the next one lies.
+[[gnu::always_inline]] inline void prefetch(const void* from, std::int64_t bytes) {
+  for (std::int64_t at = 0; at < bytes; at += 64) __builtin_prefetch(static_cast<const char*>(from) + at, 0, 2);
+}
+
 // scores[row][0 … cols) of the keys [j, j + cols), cols rounded up to 16: those behind are whatever lies there.
 template <class S>
 void score(const PagedAttention& p, const PagedItem& item, const PagedWorkspace& w, bool bf16, std::int64_t rows,
@@ -162,6 +168,11 @@ void score(const PagedAttention& p, const PagedItem& item, const PagedWorkspace&
     }();
     for (std::int64_t x = 0; x < round_up(cols, 4); x += 4) {
       const T* const keys = key_at<T>(p, item.sequence, item.kv_head, j + x);
+      prefetch(value_at<T>(p, item.sequence, item.kv_head, j + x), 4 * p.width_v * std::int64_t{sizeof(T)});
+      if (j + x + kKeysAhead < item.key1) {
+        const T* const next = key_at<T>(p, item.sequence, item.kv_head, j + x + kKeysAhead);
+        prefetch(next, 4 * p.width * std::int64_t{sizeof(T)});
+      }
       for (std::int64_t i = 0; i < rows; i += 4) {
         alignas(64) float sums[4 * P] = {};
         const std::int64_t count = smaller(4, rows - i);
@@ -236,13 +247,13 @@ void apply_scales(const PagedAttention& p, const PagedItem& item, std::int64_t c
   }
 }
 
-// Weights times the values of the keys [j, j + cols) to the sums of a few rows, straight from pages of codes.
+// Weights times the values of the keys [j, j + cols) to the sums of a few rows, straight from the pages.
 template <class S>
 void add_values(const PagedAttention& p, const PagedItem& item, const PagedWorkspace& w, std::int64_t rows,
                 std::int64_t j, std::int64_t cols, std::int64_t ld) {
   for (std::int64_t x = 0; x < cols; x += P) {
-    const std::int8_t* const values = value_at<std::int8_t>(p, item.sequence, item.kv_head, j + x);
-    add_code_rows<S>(rows, smaller(P, cols - x), w.scores + x, kKeyBlock, values, p.width_v, w.sums, ld);
+    const auto* const values = value_at<typename S::type>(p, item.sequence, item.kv_head, j + x);
+    add_rows<S>(rows, smaller(P, cols - x), w.scores + x, kKeyBlock, values, p.width_v, w.sums, ld);
   }
 }
 
@@ -284,12 +295,10 @@ void item_of(const PagedAttention& p, const PagedItem& item, bool bf16, const Pa
         for (std::int64_t x = 0; x < ldo; x += N) store(o + x, load(o + x) * factor);
       }
     }
-    if constexpr (kIsCodes<S>) {
-      apply_scales<S>(p, item, rows, j, cols, true, w.scores);
-      if (rows <= kDotRowsLimit) {
-        add_values<S>(p, item, w, rows, j, cols, ldo);
-        continue;
-      }
+    if constexpr (kIsCodes<S>) apply_scales<S>(p, item, rows, j, cols, true, w.scores);
+    if (rows <= kDotRowsLimit) {
+      add_values<S>(p, item, w, rows, j, cols, ldo);
+      continue;
     }
     for (std::int64_t x = 0; x < cols; ++x) {
       widen<S>(value_at<T>(p, item.sequence, item.kv_head, j + x), p.width_v, ldo, w.values + x * ldo);

@@ -140,11 +140,10 @@ void code_dots(std::int64_t rows, std::int64_t k, const float* a, const std::int
   }
 }
 
-// sums [MR][ld] of W vectors += weights [MR][ldw] · rows of codes [keys, width]; a single vector has `last` lanes.
-template <class C, int MR, int W>
-[[gnu::noinline]] void add_code_tile(std::int64_t keys, const float* weights, std::int64_t ldw,
-                                     const std::int8_t* codes, std::int64_t width, std::int64_t last, float* sums,
-                                     std::int64_t ld) {
+// sums [MR][ld] of W vectors += weights [MR][ldw] · rows of elements [keys, width]; a single vector has `last` lanes.
+template <class E, int MR, int W>
+[[gnu::noinline]] void add_tile(std::int64_t keys, const float* weights, std::int64_t ldw, const typename E::type* rows,
+                                std::int64_t width, std::int64_t last, float* sums, std::int64_t ld) {
   V acc[MR][W];
 #pragma GCC unroll 4
   for (int i = 0; i < MR; ++i) {
@@ -155,8 +154,8 @@ template <class C, int MR, int W>
     V y[W];
 #pragma GCC unroll 4
     for (int j = 0; j < W; ++j) {
-      const std::int8_t* const at = codes + x * width + j * N;
-      y[j] = W > 1 || last == N ? C::load(at) : C::part(at, last);
+      const typename E::type* const at = rows + x * width + j * N;
+      y[j] = W > 1 || last == N ? E::load(at) : E::part(at, last);
     }
 #pragma GCC unroll 4
     for (int i = 0; i < MR; ++i) {
@@ -171,26 +170,25 @@ template <class C, int MR, int W>
     for (int j = 0; j < W; ++j) store(sums + i * ld + j * N, acc[i][j]);
   }
 }
-template <class C, int MR>
-void add_code_columns(std::int64_t keys, const float* weights, std::int64_t ldw, const std::int8_t* codes,
-                      std::int64_t width, float* sums, std::int64_t ld) {
+template <class E, int MR>
+void add_columns(std::int64_t keys, const float* weights, std::int64_t ldw, const typename E::type* rows,
+                 std::int64_t width, float* sums, std::int64_t ld) {
   std::int64_t x = 0;
-  for (; x + 4 * N <= width; x += 4 * N) {
-    add_code_tile<C, MR, 4>(keys, weights, ldw, codes + x, width, N, sums + x, ld);
-  }
+  for (; x + 4 * N <= width; x += 4 * N) add_tile<E, MR, 4>(keys, weights, ldw, rows + x, width, N, sums + x, ld);
   for (; x < width; x += N) {
-    add_code_tile<C, MR, 1>(keys, weights, ldw, codes + x, width, smaller(N, width - x), sums + x, ld);
+    add_tile<E, MR, 1>(keys, weights, ldw, rows + x, width, smaller(N, width - x), sums + x, ld);
   }
 }
 
-template <class C>
-void add_code_rows(std::int64_t rows, std::int64_t keys, const float* weights, std::int64_t ldw,
-                   const std::int8_t* codes, std::int64_t width, float* sums, std::int64_t ld) {
-  for (std::int64_t i = 0; i < rows;) {
-    const std::int64_t step = rows - i >= kCodeDotRows ? kCodeDotRows : rows - i >= 2 ? 2 : 1;
-    (step == kCodeDotRows ? add_code_columns<C, kCodeDotRows>
-     : step == 2          ? add_code_columns<C, 2>
-                          : add_code_columns<C, 1>)(keys, weights + i * ldw, ldw, codes, width, sums + i * ld, ld);
+// sums [count][ld] += weights [count][ldw] · rows of a page, whatever its elements are.
+template <class E>
+void add_rows(std::int64_t count, std::int64_t keys, const float* weights, std::int64_t ldw,
+              const typename E::type* rows, std::int64_t width, float* sums, std::int64_t ld) {
+  for (std::int64_t i = 0; i < count;) {
+    const std::int64_t step = count - i >= kCodeDotRows ? kCodeDotRows : count - i >= 2 ? 2 : 1;
+    (step == kCodeDotRows ? add_columns<E, kCodeDotRows>
+     : step == 2          ? add_columns<E, 2>
+                          : add_columns<E, 1>)(keys, weights + i * ldw, ldw, rows, width, sums + i * ld, ld);
     i += step;
   }
 }

@@ -71,7 +71,11 @@ template <HalfType H>
 #elif defined(__F16C__)
   if constexpr (H == HalfType::kFloat16) return (Vector<float>)_mm256_cvtph_ps((__m128i)halves);
 #endif
+#if defined(__AVX512F__)  // GCC makes two halves of the conversion
+  return widen_low<H>((Words)_mm512_maskz_cvtepu16_epi32(0xffff, (__m256i)halves));
+#else
   return widen_low<H>(__builtin_convertvector(halves, Words));
+#endif
 }
 
 template <HalfType H>

@@ -176,7 +176,7 @@ struct W4A8Tile {
   std::int64_t panel;  // the first
   float* out;          // [R][W · width], rows ldo apart
   std::int64_t ldo;
-  bool alone;  // each panel is read once, in turn: hardware follows within a page, and needs the next one's first line
+  bool alone;  // each panel is read once, one behind the other
 };
 
 template <bool kVnni, Weights F, int R, int W>
@@ -210,15 +210,13 @@ template <bool kVnni, Weights F, int R, int W>
     for (std::int64_t end = part + parts_of_group; part < end; ++part) {
       // At the end of several panels the next words are those of as many panels behind them.
       const std::int64_t ahead = kAhead + (part + kPartsAhead < parts ? 0 : (W / kPerPanel - 1) * p.k * 2);
-      if (!t.alone || part % kPartsAhead == 0) {
+      const bool page = t.alone && part % kPartsAhead == 0;
 #pragma GCC unroll 8
-        for (int w = 0; w < W; w += kPerPanel) {
-          const std::int32_t* const from = words[w] + part * kSteps * 16 + ahead;
-          __builtin_prefetch(from, 0, 3);
-          if (t.alone) continue;
+      for (int w = 0; w < W; w += kPerPanel) {
+        const std::int32_t* const from = words[w] + part * kSteps * 16 + ahead;
 #pragma GCC unroll 4
-          for (int step = 1; step < kSteps; ++step) __builtin_prefetch(from + step * 16, 0, 3);
-        }
+        for (int step = 0; step < kSteps; ++step) __builtin_prefetch(from + step * 16, 0, 3);
+        if (page) __builtin_prefetch(from + kAhead, 0, 3);  // its address is known when its lines are asked for
       }
 #pragma GCC unroll 2
       for (int of_part = 0; of_part < kSumsOfPart; ++of_part) {
@@ -371,6 +369,7 @@ void w4a8_slice(const W4A8Linear& p, bool vnni, const W4A8Rows& rows, std::int64
   alignas(64) float tile[kMostRows * panels_of(1) * 16];
   const std::int64_t parts = p.k / kPart, groups = p.k / p.group;
   const std::int64_t first = row, m = row_end - row;
+  const bool plain = p.global_scales == nullptr && p.bias == nullptr;
   const bool alone = m == 1 || (m <= kMostRows && m * p.k < kFewRowBytes);
   // As many panels for all rows as the first of them take: a panel stays in L1 while rows pass.
   const std::int64_t most = alone ? 1 : panels_of(m < kMostRows ? static_cast<int>(m) : kMostRows);
@@ -390,10 +389,12 @@ void w4a8_slice(const W4A8Linear& p, bool vnni, const W4A8Rows& rows, std::int64
                  alone};
       for (std::int64_t done = 0; done < panels;) {
         const int at_once = panels - done < panels_of(count) ? 1 : panels_of(count);
-        t.panel = panel + done, t.ldo = at_once * 16;
+        t.panel = panel + done;
+        const std::int64_t col = t.panel * 16, left = p.n - col, columns = at_once * 16;
+        const bool direct = plain && left >= columns;
+        t.out = direct ? p.out + row * p.n + col : tile, t.ldo = direct ? p.n : columns;
         (at_once == 1 ? kernels.one : kernels.all)(t);
-        const std::int64_t col = t.panel * 16, left = p.n - col;
-        write_rows(p, tile, t.ldo, row, count, col, left < t.ldo ? left : t.ldo);
+        if (!direct) write_rows(p, tile, columns, row, count, col, left < columns ? left : columns);
         done += at_once;
       }
     }
