@@ -2,11 +2,11 @@
 
     python scripts/wheels.py --out build/wheels python3.10 python3.12 python3.13
 
-One for each Python before 3.12, and one in Python's stable ABI for all from 3.12 on. CPU-only unless --cuda. Each wheel
-is repaired by auditwheel for the newest policy that its symbols allow. With --policy manylinux_2_28 it fails if they do
-not, and lists the symbol versions that are too new: they come from the C library and the libstdc++ of the machine that
-compiles. For each Python its wheel is then installed without an index into a new environment, in which no compiler is
-found, and loaded. Needs auditwheel and patchelf.
+One for each Python before 3.12, and one in Python's stable ABI for all from 3.12 on. CPU-only unless --cuda. They are
+for manylinux_2_28: native/portable stands between them and the newer names of the C library and the libstdc++ of the
+machine that compiles. Names that it does not know are listed, auditwheel gives the wheel the policy that they allow,
+and --policy manylinux_2_28 fails. For each Python its wheel is then installed without an index into a new environment,
+in which no compiler is found, and loaded. Needs auditwheel and patchelf.
 """
 
 from __future__ import annotations
@@ -67,6 +67,7 @@ def build(python: str, out: pathlib.Path, cuda: bool, architectures: str | None,
     """A wheel for this interpreter, or by it for all from 3.12 on."""
     command = [python, "-m", "pip", "wheel", "--quiet", "--no-deps", "--wheel-dir", str(out), str(ROOT)]
     command.append(f"--config-settings=cmake.define.UNTORCH_CUDA={'ON' if cuda else 'OFF'}")
+    command.append("--config-settings=cmake.define.UNTORCH_MANYLINUX_2_28=ON")
     if architectures is not None:
         command.append(f"--config-settings=cmake.define.UNTORCH_CUDA_ARCHITECTURES={architectures}")
     if stable_abi:
@@ -141,7 +142,8 @@ def main() -> None:
         print(f"{made.name}: {made.stat().st_size / 1e6:.1f} MB; {smoke(python, made)}")
     if blocked and given.policy is not None:
         sys.exit(
-            "the wheels are not for manylinux_2_28: build in an image of AlmaLinux 8 (quay.io/pypa/manylinux_2_28)"
+            "the wheels are not for manylinux_2_28: add the names to native/portable, or build in an image of "
+            "AlmaLinux 8 (quay.io/pypa/manylinux_2_28)"
         )
 
 

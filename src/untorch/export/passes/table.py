@@ -344,8 +344,8 @@ PASSES = (
         lambda module, options, device, architecture: widen_half_convolutions(module),
         "computes convolutions in bfloat16 and float16, and the operators between them (batch norm, activations, sums, "
         "concatenation, pooling, resizing), in float32, which needs no rounding in between. Dense convolutions in "
-        "bfloat16 keep their weights in it: AVX512_BF16 multiplies them on AMD's CPUs that have it, with inputs rounded "
-        "to bfloat16 and sums in float32. Other weights become float32, and so does the file's size for them",
+        "bfloat16 keep their weights in it: AVX512_BF16 multiplies them on AMD's CPUs that have it, with inputs "
+        "rounded to bfloat16 and sums in float32. Other weights become float32, and so does the file's size for them",
         devices=("cpu",),
     ),
     Pass(
