@@ -1,8 +1,13 @@
-"""Samplers of diffusion models: DDIM (Song et al., 2020) and Euler's method (Karras et al., 2022, algorithm 2).
+"""Samplers of diffusion models: DDIM, Euler's method, DPM-Solver++, and Euler's method for flow matching.
 
-A schedule is a dictionary: "kind" ("ddim" or "euler"), "alphas" (products of 1 - β, one a training step), "prediction"
-("epsilon", "v_prediction" or "sample"), "spacing" ("leading", "trailing" or "linspace"), "offset", and for DDIM
-"final_alpha" and "clip" (None: not clipped).
+A schedule is a dictionary. "kind" is "ddim" (Song et al., 2020), "euler" (Karras et al., 2022, algorithm 2), "dpm" (Lu
+et al., 2022, arXiv:2211.01095, multistep) or "flow" (Lipman et al., 2022).
+
+All but "flow" have "alphas" (products of 1 - β, one a training step), "prediction" ("epsilon", "v_prediction" or
+"sample"), "spacing" ("leading", "trailing" or "linspace") and "offset". DDIM has "final_alpha" and "clip" (None: not
+clipped). Euler and DPM-Solver++ have "karras" (σ as in Karras et al., equation 5) and "final_sigma"; DPM-Solver++ has
+"order" (1 or 2), "lower_order_final" and "euler_at_final". "flow" has "count" (training steps), "shift" (Esser et al.,
+2024, equation 23) and "smallest" (the last σ before the shift; None: one over the number of steps).
 """
 
 from __future__ import annotations
@@ -13,23 +18,58 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["PREDICTIONS", "SPACINGS", "Ddim", "Euler", "make_sampler"]
+__all__ = [
+    "PREDICTIONS",
+    "SPACINGS",
+    "Ddim",
+    "DpmSolver",
+    "Euler",
+    "FlowEuler",
+    "Sampler",
+    "make_sampler",
+    "most_steps",
+]
 
 PREDICTIONS = ("epsilon", "v_prediction", "sample")
 SPACINGS = ("leading", "trailing", "linspace")
+_RHO = 7  # of Karras et al.
+_FEW = 15  # steps, below which "lower_order_final" holds, as in diffusers
 Array = NDArray[np.float32]
 
 
-def make_sampler(schedule: Mapping[str, Any], steps: int) -> Ddim | Euler:
+class Sampler:
+    """One image's way from noise. Some samplers keep earlier outputs: each image needs its own."""
+
+    timesteps: NDArray[np.float64]
+    initial_scale: float = 1.0  # of the noise
+
+    def scale(self, latents: Array, index: int) -> Array:
+        """What the model reads."""
+        return latents
+
+    def step(self, output: Array, latents: Array, index: int) -> Array:
+        """The latents of the next step. output: of the model."""
+        raise NotImplementedError
+
+
+def make_sampler(schedule: Mapping[str, Any], steps: int) -> Sampler:
     """Of a package's schedule. Raises KeyError, TypeError or ValueError for one that is damaged."""
-    if schedule["prediction"] not in PREDICTIONS or schedule["spacing"] not in SPACINGS:
-        raise ValueError(f"prediction {schedule['prediction']!r:.80}, spacing {schedule['spacing']!r:.80}")
-    if schedule["kind"] not in ("ddim", "euler"):
-        raise ValueError(f"kind {schedule['kind']!r:.80}")
-    return (Ddim if schedule["kind"] == "ddim" else Euler)(schedule, steps)
+    kind = schedule["kind"]
+    if kind not in _KINDS:
+        raise ValueError(f"kind {kind!r:.80}")
+    found: Sampler = _KINDS[kind](schedule, steps)
+    return found
 
 
-def _timesteps(schedule: Mapping[str, Any], count: int, steps: int) -> NDArray[np.float64]:
+def most_steps(schedule: Mapping[str, Any]) -> int:
+    """Steps that a schedule has at most. Raises KeyError, TypeError or ValueError for one that is damaged."""
+    if schedule["kind"] == "flow":
+        return int(schedule["count"])
+    # The last of DPM-Solver++'s places is left out.
+    return len(schedule["alphas"]) - int(schedule["kind"] == "dpm")
+
+
+def _places(schedule: Mapping[str, Any], count: int, steps: int) -> NDArray[np.float64]:
     """From noise to image: places among the training steps, not rounded for "linspace"."""
     if schedule["spacing"] == "leading":
         return (np.arange(steps) * (count // steps))[::-1].astype(np.float64) + int(schedule["offset"])
@@ -38,19 +78,33 @@ def _timesteps(schedule: Mapping[str, Any], count: int, steps: int) -> NDArray[n
     return np.linspace(0, count - 1, steps)[::-1]
 
 
-class _Sampler:
+class _NoiseSampler(Sampler):
+    """Of a model that was trained with noise on its images: √α · image + √(1 - α) · noise."""
+
     def __init__(self, schedule: Mapping[str, Any], steps: int) -> None:
+        if schedule["prediction"] not in PREDICTIONS or schedule["spacing"] not in SPACINGS:
+            raise ValueError(f"prediction {schedule['prediction']!r:.80}, spacing {schedule['spacing']!r:.80}")
         self.alphas = np.asarray(schedule["alphas"], np.float64)
-        if self.alphas.ndim != 1 or not 1 <= steps <= len(self.alphas) or not (self.alphas > 0).all():
-            raise ValueError(f"expected 1 to {len(self.alphas)} steps, got {steps}")
+        if self.alphas.ndim != 1 or not (self.alphas > 0).all() or not 1 <= steps <= most_steps(schedule):
+            raise ValueError(f"expected 1 to {most_steps(schedule)} steps, got {steps}")
         self.prediction: str = schedule["prediction"]
-        self.timesteps = _timesteps(schedule, len(self.alphas), steps)
+        self.timesteps = _places(schedule, len(self.alphas), steps)
+
+    def image(self, output: Array, latents: Array, signal: float, noise: float) -> Array:
+        """The image, as the model expects it. signal, noise: what latents have of the image and of the noise."""
+        if self.prediction == "sample":
+            return output
+        found: Any
+        if self.prediction == "epsilon":
+            found = (latents - np.float32(noise) * output) / np.float32(signal)
+        else:
+            found = np.float32(signal) * latents - np.float32(noise) * output
+        image: Array = found
+        return image
 
 
-class Ddim(_Sampler):
+class Ddim(_NoiseSampler):
     """Without noise between the steps (η = 0)."""
-
-    initial_scale = 1.0
 
     def __init__(self, schedule: Mapping[str, Any], steps: int) -> None:
         super().__init__(schedule, steps)
@@ -58,38 +112,50 @@ class Ddim(_Sampler):
         self._stride = len(self.alphas) // steps
         self._final, self._clip = float(schedule["final_alpha"]), schedule["clip"]
 
-    def scale(self, latents: Array, index: int) -> Array:
-        """What the model reads."""
-        return latents
-
     def step(self, output: Array, latents: Array, index: int) -> Array:
         """The latents of the next step. output: of the model."""
         time = int(self.timesteps[index])
         before = time - self._stride
         alpha = float(self.alphas[time])
         previous = float(self.alphas[before]) if before >= 0 else self._final
-        signal, noise = np.float32(alpha**0.5), np.float32((1 - alpha) ** 0.5)
-        image: Any
+        signal, noise = alpha**0.5, (1 - alpha) ** 0.5
+        image = self.image(output, latents, signal, noise)
         error: Any
         if self.prediction == "epsilon":
-            image, error = (latents - noise * output) / signal, output
+            error = output
         elif self.prediction == "sample":
-            image, error = output, (latents - signal * output) / noise
+            error = (latents - np.float32(signal) * output) / np.float32(noise)
         else:
-            image, error = signal * latents - noise * output, signal * output + noise * latents
+            error = np.float32(signal) * output + np.float32(noise) * latents
         if self._clip is not None:
             image = np.clip(image, np.float32(-self._clip), np.float32(self._clip))
         found: Array = np.float32(previous**0.5) * image + np.float32((1 - previous) ** 0.5) * error
         return found
 
 
-class Euler(_Sampler):
-    """On the probability flow's differential equation, in σ."""
+def _training_sigmas(alphas: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Noise over image, one a training step."""
+    found: NDArray[np.float64] = ((1 - alphas) / alphas) ** 0.5
+    return found
+
+
+def _karras(largest: float, smallest: float, steps: int) -> NDArray[np.float64]:
+    """Karras et al. (2022), equation 5."""
+    found: NDArray[np.float64] = np.linspace(largest ** (1 / _RHO), smallest ** (1 / _RHO), steps) ** _RHO
+    return found
+
+
+class Euler(_NoiseSampler):
+    """On the probability flow's differential equation, in σ. Latents are image + σ · noise."""
 
     def __init__(self, schedule: Mapping[str, Any], steps: int) -> None:
         super().__init__(schedule, steps)
-        sigmas = ((1 - self.alphas) / self.alphas) ** 0.5
-        self.sigmas = np.append(np.interp(self.timesteps, np.arange(len(sigmas)), sigmas), 0.0)
+        known = _training_sigmas(self.alphas)
+        sigmas = np.interp(self.timesteps, np.arange(len(known)), known)
+        if schedule.get("karras", False):
+            sigmas = _karras(float(sigmas[0]), float(sigmas[-1]), steps)
+            self.timesteps = np.interp(np.log(sigmas), np.log(known), np.arange(len(known)))
+        self.sigmas = np.append(sigmas, float(schedule.get("final_sigma", 0.0)))
         largest = float(self.sigmas.max())
         self.initial_scale = (largest**2 + 1) ** 0.5 if schedule["spacing"] == "leading" else largest
 
@@ -101,12 +167,65 @@ class Euler(_Sampler):
     def step(self, output: Array, latents: Array, index: int) -> Array:
         """The latents of the next step. output: of the model."""
         sigma, following = float(self.sigmas[index]), float(self.sigmas[index + 1])
-        if self.prediction == "epsilon":
-            image = latents - np.float32(sigma) * output
-        elif self.prediction == "sample":
-            image = output
-        else:
-            square = sigma**2 + 1
-            image = np.float32(-sigma / square**0.5) * output + latents / np.float32(square)
+        signal = 1 / (sigma**2 + 1) ** 0.5
+        image = self.image(output, self.scale(latents, index), signal, sigma * signal)
         found: Array = latents + (latents - image) / np.float32(sigma) * np.float32(following - sigma)
         return found
+
+
+class DpmSolver(_NoiseSampler):
+    """DPM-Solver++ with several steps, of order 1 or 2 by the midpoint rule."""
+
+    def __init__(self, schedule: Mapping[str, Any], steps: int) -> None:
+        super().__init__(schedule, steps)
+        known = _training_sigmas(self.alphas)
+        if schedule["spacing"] != "trailing":
+            self.timesteps = np.round(_places(schedule, len(known), steps + 1)[:-1])
+        sigmas = np.interp(self.timesteps, np.arange(len(known)), known)
+        if schedule["karras"]:
+            sigmas = _karras(float(known[-1]), float(known[0]), steps)
+            self.timesteps = np.round(np.interp(np.log(sigmas), np.log(known), np.arange(len(known))))
+        final = float(schedule["final_sigma"])
+        self.sigmas = np.append(sigmas, final)
+        self._order = int(schedule["order"])
+        is_few = bool(schedule["lower_order_final"]) and steps < _FEW
+        self._ends_lower = final == 0 or is_few or bool(schedule["euler_at_final"])
+        self._before: Array | None = None  # the image that the last step expected
+
+    def step(self, output: Array, latents: Array, index: int) -> Array:
+        """The latents of the next step. output: of the model. Steps are called in order."""
+        sigma, following = float(self.sigmas[index]), float(self.sigmas[index + 1])
+        signal, signal_after = 1 / (sigma**2 + 1) ** 0.5, 1 / (following**2 + 1) ** 0.5
+        image = self.image(output, latents, signal, sigma * signal)
+        slope, before = image, self._before
+        is_last = index == len(self.timesteps) - 1
+        if before is not None and self._order > 1 and not (is_last and self._ends_lower):
+            # h is the difference of log(signal / noise) of two steps.
+            ratio = np.log(sigma / following) / np.log(float(self.sigmas[index - 1]) / sigma)
+            slope = image + np.float32(0.5 * ratio) * (image - before)
+        self._before = image
+        decay, gain = following * signal_after / (sigma * signal), signal_after * (1 - following / sigma)
+        found: Array = np.float32(decay) * latents + np.float32(gain) * slope
+        return found
+
+
+class FlowEuler(Sampler):
+    """Of a model of the velocity on straight lines: latents are (1 - σ) · image + σ · noise."""
+
+    def __init__(self, schedule: Mapping[str, Any], steps: int) -> None:
+        count, shift = most_steps(schedule), float(schedule["shift"])
+        if not 1 <= steps <= count or not shift > 0:
+            raise ValueError(f"expected 1 to {count} steps and a positive shift, got {steps} and {shift}")
+        smallest = 1 / steps if schedule["smallest"] is None else float(schedule["smallest"])
+        sigmas = np.linspace(1, smallest, steps)
+        sigmas = shift * sigmas / (1 + (shift - 1) * sigmas)
+        self.timesteps = sigmas * count
+        self.sigmas = np.append(sigmas, 0.0)
+
+    def step(self, output: Array, latents: Array, index: int) -> Array:
+        """The latents of the next step. output: of the model."""
+        found: Array = latents + np.float32(self.sigmas[index + 1] - self.sigmas[index]) * output
+        return found
+
+
+_KINDS: dict[str, type[Any]] = {"ddim": Ddim, "euler": Euler, "dpm": DpmSolver, "flow": FlowEuler}

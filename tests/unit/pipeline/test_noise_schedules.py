@@ -7,19 +7,24 @@ from typing import Any
 import numpy as np
 import pytest
 
-from untorch.pipeline.noise_schedules import make_sampler
+from untorch.pipeline.noise_schedules import make_sampler, most_steps
 
 ALPHAS = np.cumprod(1 - np.linspace(1e-3, 0.05, 100)).tolist()
+# Of all kinds but "flow": each reads its own members.
 SCHEDULE: dict[str, Any] = {
     "kind": "ddim", "alphas": ALPHAS, "prediction": "epsilon", "spacing": "leading", "offset": 0, "final_alpha": 1.0,
-    "clip": None,
+    "clip": None, "karras": False, "final_sigma": 0.0, "order": 2, "lower_order_final": True, "euler_at_final": False,
 }  # fmt: skip
+FLOW: dict[str, Any] = {"kind": "flow", "count": 1000, "shift": 3.0, "smallest": 0.003}
 
 
-@pytest.mark.parametrize("kind", ["ddim", "euler"])
+@pytest.mark.parametrize("karras", [False, True])
+@pytest.mark.parametrize("kind", ["ddim", "euler", "dpm"])
 @pytest.mark.parametrize("spacing", ["leading", "trailing", "linspace"])
-def test_a_model_that_knows_the_image_finds_it(kind: str, spacing: str) -> None:
-    sampler = make_sampler({**SCHEDULE, "kind": kind, "spacing": spacing, "prediction": "sample"}, 10)
+def test_a_model_that_knows_the_image_finds_it(kind: str, spacing: str, karras: bool) -> None:
+    schedule = {**SCHEDULE, "kind": kind, "spacing": spacing, "prediction": "sample", "karras": karras}
+    sampler = make_sampler(schedule, 10)
+    assert len(sampler.timesteps) == 10 and (np.diff(sampler.timesteps) <= 0).all()
     image = np.random.default_rng(0).standard_normal((1, 2, 3, 3), np.float32)
     latents = np.ones_like(image) * np.float32(sampler.initial_scale)
     for index in range(10):
@@ -27,10 +32,33 @@ def test_a_model_that_knows_the_image_finds_it(kind: str, spacing: str) -> None:
     np.testing.assert_allclose(latents, image, atol=1e-5)
 
 
+@pytest.mark.parametrize("smallest", [0.003, None])
+def test_a_model_that_knows_the_velocity_finds_the_image(smallest: float | None) -> None:
+    sampler = make_sampler({**FLOW, "smallest": smallest}, 10)
+    noise, image = np.random.default_rng(0).standard_normal((2, 1, 2, 3, 3), np.float32)
+    latents = noise
+    for index in range(10):
+        assert sampler.scale(latents, index) is latents
+        latents = sampler.step(noise - image, latents, index)
+    np.testing.assert_allclose(latents, image, atol=1e-5)
+    assert sampler.timesteps[0] == 1000
+
+
 def test_images_are_clipped() -> None:
     sampler = make_sampler({**SCHEDULE, "prediction": "sample", "clip": 1.0}, 1)
     found = sampler.step(np.full((1, 1), 5.0, np.float32), np.zeros((1, 1), np.float32), 0)
     assert found.max() <= 1.0 + 1e-6
+
+
+def test_most_steps() -> None:
+    assert [most_steps({**SCHEDULE, "kind": kind}) for kind in ("ddim", "euler", "dpm")] == [100, 100, 99]
+    assert most_steps(FLOW) == 1000
+    for spacing in ("leading", "trailing", "linspace"):
+        sampler = make_sampler({**SCHEDULE, "kind": "dpm", "spacing": spacing}, 99)
+        latents = np.ones((1, 1), np.float32)
+        for index in range(99):
+            latents = sampler.step(latents, latents, index)
+        assert np.isfinite(latents).all()
 
 
 @pytest.mark.parametrize(
@@ -42,8 +70,14 @@ def test_images_are_clipped() -> None:
         ({"alphas": []}, 5, ValueError),
         ({"alphas": [0.5, -1.0]}, 1, ValueError),
         ({}, 101, ValueError),
+        ({"kind": "dpm"}, 100, ValueError),
+        ({"kind": "dpm", "order": "x"}, 5, ValueError),
+        ({"kind": "dpm", "final_sigma": None}, 5, TypeError),
         ({"alphas": "many"}, 5, ValueError),
         ({"offset": "x"}, 5, ValueError),
+        ({**FLOW, "count": 4}, 5, ValueError),
+        ({**FLOW, "shift": 0.0}, 5, ValueError),
+        ({**FLOW, "smallest": "x"}, 5, ValueError),
     ],
 )
 def test_schedules_that_are_damaged(change: dict[str, Any], steps: int, error: type) -> None:
