@@ -3,12 +3,40 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
-__all__ = ["import_diffusers", "make_folder", "make_pipeline", "make_tokenizer", "make_xl_folder", "scheduler_config"]
+import numpy as np
 
+__all__ = [
+    "import_diffusers",
+    "make_folder",
+    "make_pipeline",
+    "make_tokenizer",
+    "make_xl_folder",
+    "run_calls",
+    "run_eagerly",
+    "scheduler_config",
+]
+
+RUN = """
+import sys
+sys.modules["torch"] = None
+import json, numpy, untorch
+job = json.load(open(sys.argv[1]))
+latents = numpy.load(job["latents"])
+with untorch.pipeline(job["package"]) as pipeline:
+    images = [pipeline(text, latents=latents, output_type="np", **options) for text, options in job["calls"]]
+    again = [pipeline("a cat", seed=seed, num_inference_steps=1) for seed in (1, 1, 2)]
+size = (2 * latents.shape[2], 2 * latents.shape[1])
+assert again[0].size == size and again[0].tobytes() == again[1].tobytes() != again[2].tobytes()
+numpy.save(job["images"], numpy.stack(images))
+"""
 ROOT = Path(__file__).resolve().parents[1]
 WORDS = ["a", "cat", "dog", "on", "mat", "photo", "of", "red", "the"]
 TEXT = {
@@ -82,7 +110,7 @@ def make_folder(diffusers: Any, folder: Path) -> None:
 
 
 def make_xl_folder(diffusers: Any, folder: Path) -> None:
-    """Two text encoders of 16 and 32 values a token; 8 × 8 latents, 16 × 16 pixels."""
+    """Two text encoders of 16 and 32 values a token; 8 × 8 latents, 16 × 16 pixels; Euler's method."""
     import torch
     from transformers import CLIPTextConfig, CLIPTextModel, CLIPTextModelWithProjection
 
@@ -99,21 +127,26 @@ def make_xl_folder(diffusers: Any, folder: Path) -> None:
     make_autoencoder(diffusers, folder)
     make_tokenizer().save_pretrained(folder / "tokenizer")
     make_tokenizer(pad="[UNK]").save_pretrained(folder / "tokenizer_2")
-    scheduler_config(folder, "DDIMScheduler", steps_offset=1, clip_sample=False, set_alpha_to_one=False)
+    # As published, with members of other schedulers.
+    scheduler_config(
+        folder, "EulerDiscreteScheduler", steps_offset=1, timestep_spacing="leading", interpolation_type="linear",
+        use_karras_sigmas=False, clip_sample=False, set_alpha_to_one=False, skip_prk_steps=True, trained_betas=None,
+    )  # fmt: skip
     index = {"_class_name": "StableDiffusionXLPipeline", "force_zeros_for_empty_prompt": True}
     (folder / "model_index.json").write_text(json.dumps(index))
 
 
 def make_pipeline(diffusers: Any, folder: Path) -> Any:
-    """diffusers' pipeline of a folder that was made here, with DDIM."""
+    """diffusers' pipeline of a folder that was made here."""
     from transformers import CLIPTextModel, CLIPTextModelWithProjection
 
+    kind = json.loads((folder / "scheduler" / "scheduler_config.json").read_text())["_class_name"]
     parts = {
         "vae": diffusers.AutoencoderKL.from_pretrained(folder / "vae"),
         "unet": diffusers.UNet2DConditionModel.from_pretrained(folder / "unet"),
         "text_encoder": CLIPTextModel.from_pretrained(folder / "text_encoder"),
         "tokenizer": make_tokenizer(),
-        "scheduler": diffusers.DDIMScheduler.from_pretrained(folder / "scheduler"),
+        "scheduler": getattr(diffusers, kind).from_pretrained(folder / "scheduler"),
     }
     if (folder / "text_encoder_2").is_dir():
         second = CLIPTextModelWithProjection.from_pretrained(folder / "text_encoder_2")
@@ -123,3 +156,40 @@ def make_pipeline(diffusers: Any, folder: Path) -> Any:
     return diffusers.StableDiffusionPipeline(
         **parts, safety_checker=None, feature_extractor=None, requires_safety_checker=False
     )
+
+
+def run_calls(
+    package: Path, latents: np.ndarray, calls: Sequence[tuple[str, dict[str, Any]]], folder: Path
+) -> np.ndarray:
+    """The images, in a process in which torch cannot be imported."""
+    np.save(folder / "latents.npy", latents)
+    job = {"package": str(package), "latents": str(folder / "latents.npy"), "images": str(folder / "images.npy")}
+    (folder / "job.json").write_text(json.dumps({**job, "calls": calls}))
+    python = os.environ.get("UNTORCH_RUN_PYTHON", sys.executable)
+    done = subprocess.run(
+        [python, "-c", RUN, str(folder / "job.json")], capture_output=True, text=True, timeout=300, check=False
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    return np.load(folder / "images.npy")
+
+
+def run_eagerly(name: str, folder: Path, dtype: Any = None) -> Any:
+    """The package's front end on the recipe's modules, without a compile."""
+    import torch
+
+    from untorch.export.recipes.diffusion.pipelines import write_diffusion
+    from untorch.pipeline.diffusion import TextToImage
+    from untorch.pipeline.settings import Settings
+
+    made = write_diffusion(folder, name, dtype)
+    section = json.loads(json.dumps({"task": "text-to-image", "architecture": name, **made.section}))
+    program: Any = SimpleNamespace(path="m.pt2", _program=SimpleNamespace(entry=made.files.__getitem__))
+
+    class Eager(TextToImage):
+        def invoke(self, method: str, arguments: Any) -> list[Any]:
+            given = {key: torch.from_numpy(array) for key, array in arguments.items()}
+            with torch.no_grad():
+                found = made.methods[method]["model"](**given)
+            return [one.numpy() for one in (found if isinstance(found, tuple) else (found,))]
+
+    return Eager(program, Settings(section, "m.pt2"), owned=False)

@@ -1,4 +1,4 @@
-"""Text to image by latent diffusion: one or two text encoders, a U-Net in a loop, and the decoder of an autoencoder."""
+"""Text to image by latent diffusion: text encoders, a denoiser in a loop, and the decoder of an autoencoder."""
 
 from __future__ import annotations
 
@@ -10,36 +10,36 @@ from numpy.typing import NDArray
 
 from untorch.pipeline.base import Pipeline, read_count
 from untorch.pipeline.extras import import_extra
-from untorch.pipeline.noise_schedules import Ddim, Euler, make_sampler
-from untorch.pipeline.settings import SECOND_TOKENIZER, Settings
-from untorch.pipeline.tokens import Tokens
+from untorch.pipeline.noise_schedules import Sampler, make_sampler, most_steps
+from untorch.pipeline.prompts import Prompts
+from untorch.pipeline.settings import Settings
 from untorch.runtime.errors import ArgumentTypeError, InvalidArgumentError
 from untorch.runtime.program import Program
 
 __all__ = ["TextToImage"]
 
 _OUTPUTS = ("pil", "np")
-_SCALE = 7.5  # of guidance
+_GUIDANCE = ("classifier-free", "embedded", "none")
 
 
 class TextToImage(Pipeline):
     """A Pillow image of a text; with output_type="np" an array [height, width, 3], float32 from 0 to 1.
 
-    num_inference_steps: 50 by default. guidance_scale: 7.5 by default, 5 of Stable Diffusion XL; up to 1: the text is
-    not strengthened. negative_prompt: what the image is to be unlike. seed: equal seeds give equal images. latents: the
-    noise to begin with, [channels, height, width] float32, instead of a seed.
+    num_inference_steps, guidance_scale: by default, those of diffusers' pipeline. A scale up to 1 does not strengthen
+    the text; Flux reads the scale, and FLUX.1-schnell takes none. negative_prompt: what the image is to be unlike; Flux
+    takes none. seed: equal seeds give equal images. latents: the noise to begin with instead of a seed, [channels,
+    height, width] float32.
     """
 
     options = ("num_inference_steps", "guidance_scale", "negative_prompt", "seed", "latents", "output_type")
 
     def __init__(self, program: Program, settings: Settings, owned: bool) -> None:
         super().__init__(program, settings, owned)
-        self._tokens = Tokens(program, settings)
-        self._second = None
-        if settings.optional("second_text", dict) is not None:  # Stable Diffusion XL
-            self._second = Tokens(program, settings.part("second_text"), SECOND_TOKENIZER)
-            self._has_zeros = settings.get("zeros_without_negative_prompt", bool)
-        self._scale = settings.optional("guidance_scale", float) or _SCALE
+        self._prompts = Prompts(program, settings)
+        self._scale, self._steps = settings.get("guidance_scale", float), settings.get("num_inference_steps", int)
+        self._guidance = settings.get("guidance", str)
+        if self._guidance not in _GUIDANCE:
+            raise settings.damaged(f"guidance: expected {' or '.join(_GUIDANCE)}, got {self._guidance!r:.80}")
         self._shape = tuple(int(size) for size in settings.get("latent_shape", list))
 
     def __call__(self, inputs: Any, *, batch_size: int = 8, **options: Any) -> Any:
@@ -50,7 +50,7 @@ class TextToImage(Pipeline):
 
     def run(self, inputs: Sequence[Any], options: Mapping[str, Any], is_list: bool) -> list[Any]:
         """See the class. An image at a time."""
-        steps = read_count("num_inference_steps", options.get("num_inference_steps", 50))
+        steps = read_count("num_inference_steps", options.get("num_inference_steps", self._steps))
         scale, kind = options.get("guidance_scale", self._scale), options.get("output_type", "pil")
         if isinstance(scale, bool) or not isinstance(scale, int | float) or not np.isfinite(scale):
             raise InvalidArgumentError(f"pipeline: guidance_scale: expected a number, got {scale!r:.80}")
@@ -61,26 +61,39 @@ class TextToImage(Pipeline):
             raise ArgumentTypeError(
                 f"pipeline: negative_prompt: expected a string, got {type(negative).__name__} {negative!r:.80}"
             )
+        self._check_guidance(options)
+        is_guided = self._guidance == "classifier-free" and scale > 1
         found = []
         for text in inputs:
             if not isinstance(text, str):
                 raise ArgumentTypeError(f"pipeline: inputs: expected a string, got {type(text).__name__}")
             sampler = self._sampler(steps)
             latents = self._noise(options.get("latents"), random) * np.float32(sampler.initial_scale)
-            conditions = self._encode(text, negative, scale > 1)
-            found.append(self._image(conditions, latents, sampler, float(scale), kind))
+            conditions = self._prompts.encode(self.call_all, text, negative, is_guided)
+            if self._guidance == "embedded":
+                conditions["guidance"] = np.asarray([scale], np.float32)
+            latents = self._denoise(conditions, latents, sampler, float(scale) if is_guided else None)
+            found.append(self._decode(latents, kind))
         return found
 
-    def _sampler(self, steps: int) -> Ddim | Euler:
+    def _check_guidance(self, options: Mapping[str, Any]) -> None:
+        """Raises InvalidArgumentError for options that the model does not read."""
+        refused = {"embedded": ("negative_prompt",), "none": ("negative_prompt", "guidance_scale")}
+        for name in refused.get(self._guidance, ()):
+            if options.get(name) is not None:
+                raise InvalidArgumentError(
+                    f"pipeline: {name}: expected none, as this {self.architecture} was distilled to do without: "
+                    "leave it out"
+                )
+
+    def _sampler(self, steps: int) -> Sampler:
         schedule = self.settings.get("schedule", dict)
-        if steps > len(schedule.get("alphas", ())):
-            raise InvalidArgumentError(
-                f"pipeline: num_inference_steps: expected at most {len(schedule.get('alphas', ()))}, got {steps}"
-            )
         try:
-            return make_sampler(schedule, steps)
+            if steps <= (most := most_steps(schedule)):
+                return make_sampler(schedule, steps)
         except (KeyError, TypeError, ValueError) as error:
             raise self.settings.damaged(f"schedule: {error}") from None
+        raise InvalidArgumentError(f"pipeline: num_inference_steps: expected at most {most}, got {steps}")
 
     def _noise(self, given: Any, random: np.random.Generator) -> NDArray[np.float32]:
         if given is None:
@@ -90,36 +103,28 @@ class TextToImage(Pipeline):
             raise InvalidArgumentError(f"pipeline: latents: expected float32 {list(self._shape)}, got {got}")
         return given[None]
 
-    def _encode(self, text: str, negative: str | None, is_guided: bool) -> dict[str, NDArray[np.float32]]:
-        """What the U-Net reads beside latents and a time: of the text, in guidance after that of the negative one."""
-        # Stable Diffusion XL was trained with zeros for no text.
-        has_zeros = is_guided and negative is None and self._second is not None and self._has_zeros
-        texts = [negative or "", text] if is_guided and not has_zeros else [text]
-        arrays = self._tokens.arrays(self._tokens.encode(texts, truncation=True))
-        if self._second is not None:
-            second = self._second.arrays(self._second.encode(texts, truncation=True))
-            arrays |= {f"{name}_2": array for name, array in second.items()}
-        found = dict(zip(("hidden", "pooled"), self.call_all("encode_text", arrays), strict=False))
-        if has_zeros:
-            found = {name: np.concatenate([np.zeros_like(array), array]) for name, array in found.items()}
-        return found
-
-    def _image(
+    def _denoise(
         self,
         conditions: Mapping[str, NDArray[np.float32]],
         latents: NDArray[np.float32],
-        sampler: Ddim | Euler,
-        scale: float,
-        kind: str,
-    ) -> Any:
-        is_guided = scale > 1
+        sampler: Sampler,
+        scale: float | None,
+    ) -> NDArray[np.float32]:
+        """The image's latents.
+
+        conditions: in guidance, of the negative prompt and of the prompt. scale: of guidance; None: without it.
+        """
         for index, time in enumerate(sampler.timesteps):
-            given = np.repeat(sampler.scale(latents, index), len(conditions["hidden"]), 0)
-            arguments = {"latents": given, "timestep": np.asarray([time], np.float32), **conditions}
-            output = self.call("predict", arguments)
-            if is_guided:
+            given = sampler.scale(latents, index)
+            if scale is not None:
+                given = np.repeat(given, 2, 0)
+            output = self.call("predict", {"latents": given, "timestep": np.asarray([time], np.float32), **conditions})
+            if scale is not None:
                 output = output[:1] + np.float32(scale) * (output[1:] - output[:1])
             latents = np.ascontiguousarray(sampler.step(output, latents, index))
+        return latents
+
+    def _decode(self, latents: NDArray[np.float32], kind: str) -> Any:
         pixels = self.call("decode", {"latents": latents})[0].transpose(1, 2, 0)
         image = (pixels / 2 + np.float32(0.5)).clip(0, 1)
         if kind == "np":

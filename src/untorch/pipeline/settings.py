@@ -7,11 +7,12 @@ from typing import Any
 
 from untorch.runtime.errors import InvalidFileError, UnsupportedError
 
-__all__ = ["FORMAT_VERSION", "SECOND_TOKENIZER", "TOKENIZER", "Settings", "read_settings"]
+__all__ = ["FORMAT_VERSION", "MORE_TOKENIZERS", "TOKENIZER", "Settings", "read_settings"]
 
 FORMAT_VERSION = 1
 TOKENIZER = "extra/pipeline/tokenizer.json"
-SECOND_TOKENIZER = "extra/pipeline/tokenizer_2.json"  # of models with two text encoders
+# Of models with several text encoders.
+MORE_TOKENIZERS = ("extra/pipeline/tokenizer_2.json", "extra/pipeline/tokenizer_3.json")
 
 
 class Settings:
@@ -31,9 +32,9 @@ class Settings:
         """The value; None if there is none. Raises InvalidFileError if it is of another type."""
         return None if self._values.get(name) is None else self.get(name, kind)
 
-    def part(self, name: str) -> Settings:
-        """A dictionary of values. Raises InvalidFileError."""
-        return Settings(self.get(name, dict), self._path)
+    def at(self, values: Mapping[str, Any]) -> Settings:
+        """Of values that are among these."""
+        return Settings(values, self._path)
 
     def texts(self, name: str) -> list[str]:
         """A list of strings. Raises InvalidFileError."""

@@ -5,16 +5,14 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 import untorch
-from tests import diffusion_models, recipe_models
+from tests import recipe_models
 from untorch.export import CompileError, export_folder
 from untorch.export.recipes import build
-from untorch.export.recipes.diffusion import _check_parts, read_schedule
 from untorch.export.recipes.hub import is_model_name, library_model
 from untorch.export.recipes.image import image_steps
 from untorch.export.recipes.sentence_transformers import Modules, read_modules
@@ -215,76 +213,6 @@ def test_inputs_and_tasks(tmp_path: Path) -> None:
         export_folder("timm/resnet18", tmp_path / "m.pt2", inputs="x=1:int64")
     with pytest.raises(ArgumentTypeError, match="inputs: expected texts"):
         export_folder(folder, tmp_path / "m.pt2", inputs=[])
-
-
-@pytest.mark.parametrize(
-    ("name", "fields", "text"),
-    [
-        (
-            "PNDMScheduler",
-            {},
-            "_class_name: expected DDIMScheduler or EulerDiscreteScheduler, got PNDMScheduler: name one",
-        ),
-        ("EulerDiscreteScheduler", {"use_karras_sigmas": True}, "use_karras_sigmas: expected False, got True"),
-        (
-            "DDIMScheduler",
-            {"beta_schedule": "sigmoid"},
-            "beta_schedule: expected linear or scaled_linear, got 'sigmoid'",
-        ),
-        (
-            "DDIMScheduler",
-            {"prediction_type": "flow"},
-            "prediction_type: expected epsilon or v_prediction or sample, got",
-        ),
-        (
-            "DDIMScheduler",
-            {"timestep_spacing": "odd"},
-            "timestep_spacing: expected leading or trailing or linspace, got",
-        ),
-        ("DDIMScheduler", {"trained_betas": [0.1]}, "trained_betas: expected none, got some"),
-    ],
-)
-def test_schedules_that_are_refused(name: str, fields: dict[str, Any], text: str, tmp_path: Path) -> None:
-    diffusion_models.scheduler_config(tmp_path, name, **fields)
-    with pytest.raises(CompileError, match=text):
-        read_schedule(tmp_path)
-
-
-def test_diffusion_folders_that_are_refused(tmp_path: Path) -> None:
-    index = tmp_path / "model_index.json"
-    index.write_text(json.dumps({"_class_name": "FluxPipeline"}))
-    with pytest.raises(
-        CompileError, match="expected StableDiffusionPipeline, StableDiffusionXL.*, got FluxPipeline: write a"
-    ):
-        export_folder(tmp_path, tmp_path / "m.pt2")
-    with pytest.raises(
-        InvalidArgumentError, match="task: expected text-to-image without inputs for Flux.*got 'fill-mask'"
-    ):
-        export_folder(tmp_path, tmp_path / "m.pt2", task="fill-mask")
-    index.write_text(json.dumps({"_class_name": "StableDiffusionPipeline"}))
-    with pytest.raises(InvalidArgumentError, match="expected scheduler/scheduler_config.json, got none"):
-        export_folder(tmp_path, tmp_path / "m.pt2")
-    index.write_text("{}")
-    with pytest.raises(InvalidArgumentError, match='expected "_class_name" with the name of a pipeline'):
-        export_folder(tmp_path, tmp_path / "m.pt2")
-
-
-def test_parts_of_diffusion_that_are_refused(tmp_path: Path) -> None:
-    unet = {"addition_embed_type": "text_time", "class_embed_type": None, "time_cond_proj_dim": None}
-    vae = SimpleNamespace(latents_mean=None)
-    _check_parts(tmp_path, "StableDiffusionXLPipeline", SimpleNamespace(**unet), vae)
-    with pytest.raises(CompileError, match="its U-Net reads more than latents, a time step and a text$"):
-        _check_parts(tmp_path, "StableDiffusionPipeline", SimpleNamespace(**unet), vae)
-    other = SimpleNamespace(**{**unet, "addition_embed_type": None})
-    with pytest.raises(
-        CompileError, match="its U-Net does not read, or reads more than, latents, .*, a pooled text and s"
-    ):
-        _check_parts(tmp_path, "StableDiffusionXLPipeline", other, vae)
-    for changed, decoder in (({**unet, "time_cond_proj_dim": 8}, vae), (unet, SimpleNamespace(latents_mean=[0.0]))):
-        with pytest.raises(
-            CompileError, match="expected a U-Net without time_cond_proj_dim and an autoencoder without"
-        ):
-            _check_parts(tmp_path, "StableDiffusionXLPipeline", SimpleNamespace(**changed), decoder)
 
 
 def test_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

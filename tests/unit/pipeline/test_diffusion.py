@@ -9,13 +9,45 @@ import numpy as np
 import pytest
 
 from untorch.pipeline.diffusion import TextToImage
-from untorch.runtime.errors import ArgumentTypeError, InvalidArgumentError
+from untorch.pipeline.settings import Settings
+from untorch.runtime.errors import ArgumentTypeError, InvalidArgumentError, InvalidFileError
+
+SECTION = {"schedule": {"kind": "flow", "count": 4, "shift": 1.0, "smallest": None}}
 
 
-def make() -> Any:
+def make(guidance: str = "classifier-free") -> Any:
     pipeline: Any = TextToImage.__new__(TextToImage)
-    pipeline.task, pipeline._scale = "text-to-image", 7.5
+    pipeline.task, pipeline.architecture, pipeline.settings = (
+        "text-to-image",
+        "FluxPipeline",
+        Settings(SECTION, "m.pt2"),
+    )
+    pipeline._scale, pipeline._steps, pipeline._guidance = 7.5, 50, guidance
     return pipeline
+
+
+def test_options_that_a_distilled_model_does_not_read() -> None:
+    for guidance, name, value in (
+        ("embedded", "negative_prompt", "a dog"),
+        ("none", "negative_prompt", ""),
+        ("none", "guidance_scale", 2),
+    ):
+        with pytest.raises(InvalidArgumentError) as caught:
+            make(guidance)("a cat", **{name: value})
+        assert str(caught.value) == (
+            f"pipeline: {name}: expected none, as this FluxPipeline was distilled to do without: leave it out"
+        )
+
+
+def test_steps_that_are_refused() -> None:
+    with pytest.raises(InvalidArgumentError, match="^pipeline: num_inference_steps: expected at most 4, got 5$"):
+        make()("a cat", num_inference_steps=5)
+    pipeline = make()
+    pipeline.settings = Settings({"schedule": {**SECTION["schedule"], "shift": -1.0}}, "m.pt2")
+    with pytest.raises(
+        InvalidFileError, match="m.pt2: the manifest's pipeline is damaged: schedule: expected 1 to 4 st"
+    ):
+        pipeline("a cat", num_inference_steps=2)
 
 
 @pytest.mark.parametrize(
@@ -47,8 +79,9 @@ def test_a_seed_is_for_the_whole_list(monkeypatch: pytest.MonkeyPatch) -> None:
     pipeline = make()
     pipeline._shape = (1, 2, 2)
     monkeypatch.setattr(pipeline, "_sampler", lambda steps: SimpleNamespace(initial_scale=1))
-    monkeypatch.setattr(pipeline, "_encode", lambda *_: None)
-    monkeypatch.setattr(pipeline, "_image", lambda conditions, latents, *_: latents)
+    pipeline._prompts = SimpleNamespace(encode=lambda *_: {})
+    monkeypatch.setattr(pipeline, "_denoise", lambda conditions, latents, *_: latents)
+    monkeypatch.setattr(pipeline, "_decode", lambda latents, *_: latents)
     together = pipeline(["a", "a", "a"], seed=3)
     assert not np.array_equal(together[0], together[1]) and not np.array_equal(together[1], together[2])
     np.testing.assert_array_equal(pipeline(["a", "a", "a"], seed=3, batch_size=1), together)

@@ -15,7 +15,7 @@ from untorch.export.exporter import ExportReport, write_package
 from untorch.export.lm.build import causal_lm
 from untorch.export.methods import read_methods, read_path
 from untorch.export.options import ExportOptions, resolve_options
-from untorch.export.recipes.diffusion import pipeline_of, write_diffusion
+from untorch.export.recipes.diffusion.pipelines import pipeline_of, write_diffusion
 from untorch.export.recipes.generic import generic_method, read_inputs
 from untorch.export.recipes.hub import LIBRARIES, library_model, read_folder
 from untorch.export.recipes.source import Made, read_source

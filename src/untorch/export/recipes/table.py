@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from untorch.export.errors import CompileError
 from untorch.export.recipes.audio import write_audio_classification
 from untorch.export.recipes.detection import DETECTORS, write_object_detection
-from untorch.export.recipes.diffusion import DIFFUSION_PIPELINES
-from untorch.export.recipes.diffusion import TASK as TEXT_TO_IMAGE
+from untorch.export.recipes.diffusion.pipelines import DIFFUSION_PIPELINES
+from untorch.export.recipes.diffusion.pipelines import TASK as TEXT_TO_IMAGE
 from untorch.export.recipes.image import write_image_classification, write_zero_shot_image_classification
 from untorch.export.recipes.reranking import is_cross_encoder, write_reranking
 from untorch.export.recipes.segmentation import QUERY_SEGMENTERS, write_image_segmentation

@@ -1,0 +1,150 @@
+"""A scheduler's config of diffusers as numbers, as ``untorch.pipeline.noise_schedules`` reads them."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from untorch.export.errors import CompileError
+from untorch.pipeline.noise_schedules import PREDICTIONS, SPACINGS
+from untorch.runtime.errors import InvalidArgumentError
+
+__all__ = ["read_flow_schedule", "read_schedule"]
+
+_KINDS = {"DDIMScheduler": "ddim", "EulerDiscreteScheduler": "euler", "DPMSolverMultistepScheduler": "dpm"}
+_FLOW = "FlowMatchEulerDiscreteScheduler"
+# Of a scheduler's config: what is not served, and the value that it must have.
+_ALWAYS = {"use_exponential_sigmas": False, "use_beta_sigmas": False}
+_OF_NOISE = {
+    **_ALWAYS, "thresholding": False, "rescale_betas_zero_snr": False, "interpolation_type": "linear",
+    "timestep_type": "discrete",
+}  # fmt: skip
+_NEUTRAL: dict[str, dict[str, Any]] = {
+    "ddim": {**_OF_NOISE, "use_karras_sigmas": False, "final_sigmas_type": "zero"},
+    "euler": _OF_NOISE,
+    "dpm": {
+        **_OF_NOISE, "algorithm_type": "dpmsolver++", "solver_type": "midpoint", "use_lu_lambdas": False,
+        "use_flow_sigmas": False, "lambda_min_clipped": -math.inf, "variance_type": None,
+    },
+    "flow": {
+        **_ALWAYS, "use_karras_sigmas": False, "invert_sigmas": False, "shift_terminal": None,
+        "stochastic_sampling": False,
+    },
+}  # fmt: skip
+
+
+class _Config:
+    """scheduler/scheduler_config.json of a pipeline's folder."""
+
+    def __init__(self, folder: Path) -> None:
+        self.file = folder / "scheduler" / "scheduler_config.json"
+        if not self.file.is_file():
+            raise InvalidArgumentError(f"export_folder: {folder}: expected scheduler/scheduler_config.json, got none")
+        self.values: dict[str, Any] = json.loads(self.file.read_text(encoding="utf-8"))
+        self.name = str(self.values.get("_class_name"))
+
+    def get(self, key: str, default: Any) -> Any:
+        return self.values.get(key, default)
+
+    def need(self, key: str, known: tuple[Any, ...], default: Any) -> Any:
+        """The value. Raises CompileError if it is not one of those that are known."""
+        value = self.values.get(key, default)
+        if value not in known:
+            raise CompileError(
+                f"export_folder: {self.file}: {key}: expected {' or '.join(map(str, known))}, got {value!r}"
+            )
+        return value
+
+    def need_neutral(self, kind: str) -> None:
+        for key, neutral in _NEUTRAL[kind].items():
+            self.need(key, (neutral,), neutral)
+
+
+def read_schedule(folder: Path) -> dict[str, Any]:
+    """Of a model of the noise: DDIM, Euler's method or DPM-Solver++. Raises CompileError."""
+    config = _Config(folder)
+    if config.name not in _KINDS:
+        raise CompileError(
+            f"export_folder: {config.file}: _class_name: expected {' or '.join(_KINDS)}, got {config.name}: name one "
+            "of them there, as they run models of the same training"
+        )
+    kind = _KINDS[config.name]
+    config.need_neutral(kind)
+    if config.get("trained_betas", None) is not None:
+        raise CompileError(f"export_folder: {config.file}: trained_betas: expected none, got some")
+    alphas = _alphas(config)
+    schedule = {
+        "kind": kind,
+        "alphas": alphas.tolist(),
+        "prediction": config.need("prediction_type", PREDICTIONS, "epsilon"),
+        "spacing": config.need("timestep_spacing", SPACINGS, "leading" if kind == "ddim" else "linspace"),
+        "offset": int(config.get("steps_offset", 0)),
+    }
+    if kind == "ddim":
+        clips = config.get("clip_sample", True)
+        return schedule | {
+            "final_alpha": 1.0 if config.get("set_alpha_to_one", True) else float(alphas[0]),
+            "clip": float(config.get("clip_sample_range", 1.0)) if clips else None,
+        }
+    is_zero = config.need("final_sigmas_type", ("zero", "sigma_min"), "zero") == "zero"
+    schedule |= {
+        "karras": bool(config.get("use_karras_sigmas", False)),
+        "final_sigma": 0.0 if is_zero else float((1 / alphas[0] - 1) ** 0.5),
+    }
+    if kind == "dpm":
+        schedule |= {
+            "order": config.need("solver_order", (1, 2), 2),
+            "lower_order_final": bool(config.get("lower_order_final", True)),
+            "euler_at_final": bool(config.get("euler_at_final", False)),
+        }
+    return schedule
+
+
+def _alphas(config: _Config) -> torch.Tensor:
+    """Products of 1 - β, one a training step."""
+    count = int(config.get("num_train_timesteps", 1000))
+    start, end = float(config.get("beta_start", 1e-4)), float(config.get("beta_end", 0.02))
+    if config.need("beta_schedule", ("linear", "scaled_linear"), "linear") == "linear":
+        betas = torch.linspace(start, end, count, dtype=torch.float32)
+    else:
+        betas = torch.linspace(start**0.5, end**0.5, count, dtype=torch.float32) ** 2
+    return torch.cumprod(1 - betas, 0)
+
+
+def read_flow_schedule(folder: Path, count_tokens: Callable[[], int], *, to_zero: bool = False) -> dict[str, Any]:
+    """Of a model of the velocity (flow matching). Raises CompileError.
+
+    Args:
+        folder: The pipeline's.
+        count_tokens: The image's patches, by which "use_dynamic_shifting" shifts.
+        to_zero: Whether the steps divide σ evenly down to zero, as Flux's; else down to the last training step's.
+    """
+    config = _Config(folder)
+    if config.name != _FLOW:
+        raise CompileError(
+            f"export_folder: {config.file}: _class_name: expected {_FLOW}, got {config.name}: name it there, as it "
+            "runs models of the same training (flow matching)"
+        )
+    config.need_neutral("flow")
+    count = int(config.get("num_train_timesteps", 1000))
+    smallest = 1 / count
+    if config.get("use_dynamic_shifting", False):
+        shift = _dynamic_shift(config, count_tokens())
+    else:
+        shift = float(config.get("shift", 1.0))
+        smallest = shift * smallest / (1 + (shift - 1) * smallest)  # diffusers shifts it twice
+    return {"kind": "flow", "count": count, "shift": shift, "smallest": None if to_zero else smallest}
+
+
+def _dynamic_shift(config: _Config, tokens: int) -> float:
+    """Of an image's size: on the line through the base's and the largest one's."""
+    low, high = int(config.get("base_image_seq_len", 256)), int(config.get("max_image_seq_len", 4096))
+    base, most = float(config.get("base_shift", 0.5)), float(config.get("max_shift", 1.15))
+    mu = base + (tokens - low) * (most - base) / (high - low)
+    is_exponential = config.need("time_shift_type", ("exponential", "linear"), "exponential") == "exponential"
+    return math.exp(mu) if is_exponential else mu
