@@ -1,6 +1,6 @@
 """Fills the table of docs/recipes.md: ``measure`` exports tiny random folders, ``render`` writes the page from JSON.
 
-``python scripts/render_recipes.py measure [NAME …]`` needs torch and transformers, of text-to-image diffusers, too, and
+``python scripts/render_recipes.py measure [NAME …]`` needs torch and transformers, of diffusion diffusers, too, and
 runs the packages with UNTORCH_RUN_PYTHON. Results are kept in docs/recipes.json, with the date and the versions.
 """
 
@@ -29,7 +29,10 @@ def measure(names: list[str]) -> None:
 
     rows = json.loads(RESULTS.read_text()) if RESULTS.is_file() else {}
     folders = {name: fields[:2] for name, fields in recipe_models.FOLDERS.items()}
-    folders |= {name: ("text-to-image", architecture) for name, architecture in recipe_models.DIFFUSION.items()}
+    folders |= {
+        name: (recipe_models.diffusion_task(name), architecture)
+        for name, architecture in recipe_models.DIFFUSION.items()
+    }
     for name in names or folders:
         task, architecture = folders[name]
         row: dict[str, Any] = {"architecture": architecture, "task": task, "exported": False}

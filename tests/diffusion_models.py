@@ -32,7 +32,7 @@ job = json.load(open(sys.argv[1]))
 latents = numpy.load(job["latents"])
 with untorch.pipeline(job["package"]) as pipeline:
     images = [pipeline(text, latents=latents, output_type="np", **options) for text, options in job["calls"]]
-    again = [pipeline("a cat", seed=seed, num_inference_steps=1) for seed in (1, 1, 2)]
+    again = [pipeline(job["calls"][0][0], seed=seed, num_inference_steps=1) for seed in (1, 1, 2)]
 size = (2 * latents.shape[2], 2 * latents.shape[1])
 assert again[0].size == size and again[0].tobytes() == again[1].tobytes() != again[2].tobytes()
 numpy.save(job["images"], numpy.stack(images))
@@ -177,19 +177,20 @@ def run_eagerly(name: str, folder: Path, dtype: Any = None) -> Any:
     """The package's front end on the recipe's modules, without a compile."""
     import torch
 
-    from untorch.export.recipes.diffusion.pipelines import write_diffusion
-    from untorch.pipeline.diffusion import TextToImage
+    from untorch.export.recipes.diffusion.pipelines import task_of, write_diffusion
+    from untorch.pipeline.load import PIPELINES
     from untorch.pipeline.settings import Settings
 
     made = write_diffusion(folder, name, dtype)
-    section = json.loads(json.dumps({"task": "text-to-image", "architecture": name, **made.section}))
+    section = json.loads(json.dumps({"task": task_of(name), "architecture": name, **made.section}))
     program: Any = SimpleNamespace(path="m.pt2", _program=SimpleNamespace(entry=made.files.__getitem__))
 
-    class Eager(TextToImage):
-        def invoke(self, method: str, arguments: Any) -> list[Any]:
-            given = {key: torch.from_numpy(array) for key, array in arguments.items()}
-            with torch.no_grad():
-                found = made.methods[method]["model"](**given)
-            return [one.numpy() for one in (found if isinstance(found, tuple) else (found,))]
+    def invoke(method: str, arguments: Any) -> list[Any]:
+        given = {key: torch.from_numpy(array) for key, array in arguments.items()}
+        with torch.no_grad():
+            found = made.methods[method]["model"](**given)
+        return [one.numpy() for one in (found if isinstance(found, tuple) else (found,))]
 
-    return Eager(program, Settings(section, "m.pt2"), owned=False)
+    pipeline: Any = PIPELINES[task_of(name)](program, Settings(section, "m.pt2"), False)
+    pipeline.invoke = invoke
+    return pipeline

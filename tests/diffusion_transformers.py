@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import unittest.mock
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ import numpy as np
 
 from tests.diffusion_models import TEXT, make_tokenizer
 
-__all__ = ["MAKERS", "drop_t5", "load_pipeline"]
+__all__ = ["MAKERS", "drop_t5", "latent_shape", "load_pipeline"]
 
 _T5 = {"vocab_size": 12, "d_model": 32, "d_kv": 8, "d_ff": 48, "num_layers": 1, "num_heads": 2, "pad_token_id": 0}
 # As PixArt's.
@@ -116,12 +117,38 @@ def make_flux(diffusers: Any, folder: Path) -> None:
     file.write_text(json.dumps({**json.loads(file.read_text()), "sample_size": 8}))
 
 
+def make_dit(diffusers: Any, folder: Path) -> None:
+    """8 × 8 latents, 16 × 16 pixels; three of its thousand classes have labels. The config is as published."""
+    transformer = diffusers.DiTTransformer2DModel(
+        sample_size=8, patch_size=2, in_channels=4, out_channels=8, num_layers=1, num_attention_heads=2,
+        attention_head_dim=8, num_embeds_ada_norm=1000,
+    )  # fmt: skip
+    diffusers.DiTPipeline(
+        transformer=_strong(transformer), vae=_vae(diffusers, 4, 0.18215, None),
+        scheduler=diffusers.DDIMScheduler(num_train_timesteps=100, clip_sample=False),
+    ).save_pretrained(folder)  # fmt: skip
+    file = folder / "transformer" / "config.json"
+    file.write_text(file.read_text().replace("DiTTransformer2DModel", "Transformer2DModel"))
+    index = json.loads((folder / "model_index.json").read_text())
+    index |= {"id2label": LABELS, "transformer": ["diffusers", "Transformer2DModel"]}
+    (folder / "model_index.json").write_text(json.dumps(index))
+
+
+LABELS = {"0": "tench, Tinca tinca", "1": "goldfish", "2": "great white shark, white shark"}
 MAKERS = {
+    "DiTPipeline": make_dit,
     "StableDiffusion3Pipeline": make_sd3,
     "PixArtAlphaPipeline": make_pixart_alpha,
     "PixArtSigmaPipeline": make_pixart_sigma,
     "FluxPipeline": make_flux,
 }
+
+
+def latent_shape(folder: Path) -> tuple[int, int, int]:
+    """Channels, height and width."""
+    config = json.loads((folder / "transformer" / "config.json").read_text())
+    packing = 4 if config["_class_name"].startswith("Flux") else 1
+    return config["in_channels"] // packing, config["sample_size"], config["sample_size"]
 
 
 def load_pipeline(diffusers: Any, folder: Path) -> Callable[..., Any]:
@@ -134,6 +161,12 @@ def load_pipeline(diffusers: Any, folder: Path) -> Callable[..., Any]:
     eager.set_progress_bar_config(disable=True)
     name = type(eager).__name__
 
+    def call_dit(label: str | int, latents: np.ndarray, **options: Any) -> Any:
+        number = label if isinstance(label, int) else eager.get_label_ids([label])[0]
+        given = torch.from_numpy(latents)[None]  # which its calls draw by themselves
+        with unittest.mock.patch("diffusers.pipelines.dit.pipeline_dit.randn_tensor", return_value=given):
+            return eager([number], output_type="np", **options).images[0]
+
     def call(text: str, latents: np.ndarray, **options: Any) -> Any:
         given = torch.from_numpy(latents)[None]
         if name.startswith("PixArt"):  # bins have sizes as published alone, and cleaning needs more packages
@@ -144,4 +177,4 @@ def load_pipeline(diffusers: Any, folder: Path) -> Callable[..., Any]:
             options |= {"height": size * eager.vae_scale_factor, "width": size * eager.vae_scale_factor}
         return eager(text, latents=given, output_type="np", **options).images[0]
 
-    return call
+    return call_dit if name == "DiTPipeline" else call

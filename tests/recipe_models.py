@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 __all__ = [
-    "DIFFUSION", "FOLDERS", "difference", "expected_results", "inputs_for", "make_folder", "picture", "plain", "run_without_torch",
+    "DIFFUSION", "FOLDERS", "difference", "diffusion_task", "expected_results", "inputs_for", "make_folder", "picture", "plain", "run_without_torch",
 ]  # fmt: skip
 
 LABELS = ["O", "B-PER", "I-PER", "B-LOC", "I-LOC"]
@@ -225,8 +225,12 @@ FOLDERS: dict[str, tuple[str, str, dict[str, Any], str, dict[str, Any]]] = {
     "hubert": ("automatic-speech-recognition", "HubertForCTC", {}, "", {}),
     "whisper": ("automatic-speech-recognition", "WhisperForConditionalGeneration", {}, "", {}),
 }  # fmt: skip
-# Of tests/diffusion_models.py, by diffusers. name: the pipeline's class
-DIFFUSION = {"stable-diffusion": "StableDiffusionPipeline", "stable-diffusion-xl": "StableDiffusionXLPipeline"}
+# Of tests/diffusion_models.py and tests/diffusion_transformers.py, by diffusers. name: the pipeline's class
+DIFFUSION = {
+    "stable-diffusion": "StableDiffusionPipeline", "stable-diffusion-xl": "StableDiffusionXLPipeline",
+    "stable-diffusion-3": "StableDiffusion3Pipeline", "pixart-alpha": "PixArtAlphaPipeline",
+    "pixart-sigma": "PixArtSigmaPipeline", "flux": "FluxPipeline", "dit": "DiTPipeline",
+}  # fmt: skip
 
 
 def make_tokenizer() -> Any:
@@ -285,11 +289,13 @@ def make_folder(name: str, folder: Path) -> str:
     import transformers
 
     if name in DIFFUSION:
-        from tests import diffusion_models
+        from tests import diffusion_models, diffusion_transformers
 
-        make = diffusion_models.make_xl_folder if name.endswith("-xl") else diffusion_models.make_folder
+        torch.manual_seed(0)
+        unet = diffusion_models.make_xl_folder if name.endswith("-xl") else diffusion_models.make_folder
+        make = diffusion_transformers.MAKERS.get(DIFFUSION[name], unet)
         make(diffusion_models.import_diffusers(), folder)
-        return "text-to-image"
+        return diffusion_task(name)
     torch.manual_seed(0)
     task, kind, fields, processor, settings = FOLDERS[name]
     if task == "automatic-speech-recognition":
@@ -400,6 +406,14 @@ def picture(seed: int, height: int = 61, width: int = 90) -> np.ndarray:
     return np.uint8(127 + 120 * waves * np.sign(columns - 2)[..., None])
 
 
+def diffusion_task(name: str) -> str:
+    return "class-to-image" if DIFFUSION[name] == "DiTPipeline" else "text-to-image"
+
+
+def latents_of(*shape: int) -> np.ndarray:
+    return np.random.default_rng(0).standard_normal(shape, np.float32)
+
+
 def takes_images(task: str) -> bool:
     return "image" in task or task == "object-detection"
 
@@ -410,9 +424,9 @@ def inputs_for(task: str) -> tuple[list[Any], dict[str, Any]]:
         return [QUERY, {**QUERY, "query": "dogs"}], {}
     if task == "fill-mask":
         return MASKED, {}
-    if task == "text-to-image":
-        latents = np.random.default_rng(0).standard_normal((4, 8, 8), np.float32)
-        return ["a photo of a cat", "the red dog"], {"num_inference_steps": 4, "latents": latents, "output_type": "np"}
+    if task in ("text-to-image", "class-to-image"):
+        options = {"num_inference_steps": 4, "latents": latents_of(4, 8, 8), "output_type": "np"}
+        return ["a photo of a cat", "the red dog"] if task == "text-to-image" else ["white shark", 1], options
     if takes_images(task):
         by_task: dict[str, dict[str, Any]] = {
             "zero-shot-image-classification": {"candidate_labels": CANDIDATES}, "object-detection": {"threshold": 0.1},
@@ -470,10 +484,16 @@ def expected_results(folder: Path, task: str, **changes: Any) -> Any:
 
     inputs, options = inputs_for(task)
     options |= changes
-    if task == "text-to-image":
-        from tests import diffusion_models
+    if task in ("text-to-image", "class-to-image"):
+        from tests import diffusion_models, diffusion_transformers
 
-        eager = diffusion_models.make_pipeline(diffusion_models.import_diffusers(), folder)
+        diffusers = diffusion_models.import_diffusers()
+        if (folder / "transformer").is_dir():
+            del options["output_type"]
+            options["latents"] = latents_of(*diffusion_transformers.latent_shape(folder))
+            call = diffusion_transformers.load_pipeline(diffusers, folder)
+            return [call(text, **options) for text in inputs]
+        eager = diffusion_models.make_pipeline(diffusers, folder)
         options["latents"] = torch.from_numpy(options["latents"])[None]
         return [eager(text, **options).images[0] for text in inputs]
     if task == "reranking":
@@ -555,4 +575,6 @@ if __name__ == "__main__":
 
     values, keywords = inputs_for(sys.argv[2])
     with untorch.pipeline(sys.argv[1]) as pipeline:
+        if "latents" in keywords:
+            keywords["latents"] = latents_of(*pipeline.settings.get("latent_shape", list))
         print(json.dumps(plain(pipeline(values, **{**keywords, **json.loads(sys.argv[3])}))))

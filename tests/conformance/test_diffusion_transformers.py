@@ -19,8 +19,13 @@ CALLS: list[tuple[str, dict[str, Any]]] = [
     ("the red dog", {"num_inference_steps": 3, "negative_prompt": "cat on a mat"}),
     ("the red dog", {"num_inference_steps": 2, "guidance_scale": 1.0}),
 ]
+DIT_CALLS: list[tuple[Any, dict[str, Any]]] = [
+    ("white shark", {"num_inference_steps": 4}), (1, {"num_inference_steps": 3, "guidance_scale": 2.0}),
+    ("Tinca tinca", {"num_inference_steps": 2, "guidance_scale": 1.0}),
+]  # fmt: skip
 # Flux takes no negative prompt.
 FLUX_CALLS = [(text, {name: value for name, value in options.items() if "neg" not in name}) for text, options in CALLS]
+BY_NAME = {"FluxPipeline": FLUX_CALLS, "DiTPipeline": DIT_CALLS}
 
 
 def make_folder(name: str, folder: Path) -> Any:
@@ -70,6 +75,7 @@ def dynamic_shift(folder: Path) -> None:
         ("PixArtSigmaPipeline", None),
         ("FluxPipeline", None),
         ("FluxPipeline", without_guidance),
+        ("DiTPipeline", None),
     ],
 )
 def test_modules_and_front_end_equal_diffusers(
@@ -79,7 +85,7 @@ def test_modules_and_front_end_equal_diffusers(
     if change is not None:
         change(tmp_path)
     pipeline = diffusion_models.run_eagerly(name, tmp_path)
-    calls = FLUX_CALLS if name == "FluxPipeline" else CALLS
+    calls = BY_NAME.get(name, CALLS)
     if change is without_guidance:
         calls = [(text, {"num_inference_steps": options["num_inference_steps"]}) for text, options in calls]
     latents = np.random.default_rng(0).standard_normal(pipeline.settings.get("latent_shape", list), np.float32)
@@ -106,6 +112,7 @@ def test_half_precision(name: str, tmp_path: Path) -> None:
         pytest.param("PixArtAlphaPipeline", marks=pytest.mark.slow),
         pytest.param("PixArtSigmaPipeline", marks=pytest.mark.exhaustive),
         pytest.param("FluxPipeline", marks=pytest.mark.exhaustive),
+        pytest.param("DiTPipeline", marks=pytest.mark.exhaustive),
     ],
 )
 def test_pixels_equal_those_of_diffusers(name: str, tmp_path: Path) -> None:
@@ -114,10 +121,7 @@ def test_pixels_equal_those_of_diffusers(name: str, tmp_path: Path) -> None:
     folder, package = tmp_path / "folder", tmp_path / "model.pt2"
     diffusers = make_folder(name, folder)
     export_folder(folder, package, progress=False)
-    config = json.loads((folder / "transformer" / "config.json").read_text())
-    channels = config["in_channels"] // (4 if name == "FluxPipeline" else 1)
-    shape = (channels, config["sample_size"], config["sample_size"])
-    latents = np.random.default_rng(0).standard_normal(shape, np.float32)
-    calls = FLUX_CALLS if name == "FluxPipeline" else CALLS
+    latents = np.random.default_rng(0).standard_normal(diffusion_transformers.latent_shape(folder), np.float32)
+    calls = BY_NAME.get(name, CALLS)
     found = diffusion_models.run_calls(package, latents, calls, tmp_path)
     compare(diffusion_transformers.load_pipeline(diffusers, folder), found, latents, calls)

@@ -28,6 +28,7 @@ _INPUTS: dict[str, tuple[str, str]] = {
     "object-detection": (_IMAGE, f'"{_IMAGE}"'),
     "image-segmentation": (_IMAGE, f'"{_IMAGE}"'),
     "text-to-image": ('"a cat" -o images', '"a cat"'),
+    "class-to-image": ('"a label" -o images', '"a label"'),
     "audio-classification": (_AUDIO, f'"{_AUDIO}"'),
     "automatic-speech-recognition": (_AUDIO, f'"{_AUDIO}"'),
 }

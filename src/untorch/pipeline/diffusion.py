@@ -1,4 +1,4 @@
-"""Text to image by latent diffusion: text encoders, a denoiser in a loop, and the decoder of an autoencoder."""
+"""Images by latent diffusion: a denoiser in a loop, and the decoder of an autoencoder. Tasks say what they are of."""
 
 from __future__ import annotations
 
@@ -11,36 +11,42 @@ from numpy.typing import NDArray
 from untorch.pipeline.base import Pipeline, read_count
 from untorch.pipeline.extras import import_extra
 from untorch.pipeline.noise_schedules import Sampler, make_sampler, most_steps
-from untorch.pipeline.prompts import Prompts
 from untorch.pipeline.settings import Settings
-from untorch.runtime.errors import ArgumentTypeError, InvalidArgumentError
+from untorch.runtime.errors import InvalidArgumentError
 from untorch.runtime.program import Program
 
-__all__ = ["TextToImage"]
+__all__ = ["CLASSIFIER_FREE", "Conditions", "Diffusion"]
 
+CLASSIFIER_FREE = "classifier-free"
+Conditions = dict[str, NDArray[Any]]  # what the denoiser reads beside latents and a time
 _OUTPUTS = ("pil", "np")
-_GUIDANCE = ("classifier-free", "embedded", "none")
+_GUIDANCE = (CLASSIFIER_FREE, "embedded", "none")
 
 
-class TextToImage(Pipeline):
-    """A Pillow image of a text; with output_type="np" an array [height, width, 3], float32 from 0 to 1.
+class Diffusion(Pipeline):
+    """A Pillow image of an input; with output_type="np" an array [height, width, 3], float32 from 0 to 1.
 
     num_inference_steps, guidance_scale: by default, those of diffusers' pipeline. A scale up to 1 does not strengthen
-    the text; Flux reads the scale, and FLUX.1-schnell takes none. negative_prompt: what the image is to be unlike; Flux
-    takes none. seed: equal seeds give equal images. latents: the noise to begin with instead of a seed, [channels,
+    the input. seed: equal seeds give equal images. latents: the noise to begin with instead of a seed, [channels,
     height, width] float32.
     """
 
-    options = ("num_inference_steps", "guidance_scale", "negative_prompt", "seed", "latents", "output_type")
+    options: tuple[str, ...] = ("num_inference_steps", "guidance_scale", "seed", "latents", "output_type")
 
     def __init__(self, program: Program, settings: Settings, owned: bool) -> None:
         super().__init__(program, settings, owned)
-        self._prompts = Prompts(program, settings)
         self._scale, self._steps = settings.get("guidance_scale", float), settings.get("num_inference_steps", int)
         self._guidance = settings.get("guidance", str)
         if self._guidance not in _GUIDANCE:
             raise settings.damaged(f"guidance: expected {' or '.join(_GUIDANCE)}, got {self._guidance!r:.80}")
         self._shape = tuple(int(size) for size in settings.get("latent_shape", list))
+
+    def conditions(self, one: Any, options: Mapping[str, Any], is_guided: bool) -> Conditions:
+        """Of an input; in guidance, of what the image is to be unlike before it."""
+        raise NotImplementedError
+
+    def check_options(self, options: Mapping[str, Any]) -> None:
+        """Raises InvalidArgumentError and ArgumentTypeError for options of the task."""
 
     def __call__(self, inputs: Any, *, batch_size: int = 8, **options: Any) -> Any:
         """As of all pipelines. The images of a list differ by their noise, also in different batches."""
@@ -56,35 +62,19 @@ class TextToImage(Pipeline):
             raise InvalidArgumentError(f"pipeline: guidance_scale: expected a number, got {scale!r:.80}")
         if kind not in _OUTPUTS:
             raise InvalidArgumentError(f"pipeline: output_type: expected {' or '.join(_OUTPUTS)}, got {kind!r:.80}")
-        negative, random = options.get("negative_prompt"), _read_seed(options.get("seed"))
-        if negative is not None and not isinstance(negative, str):
-            raise ArgumentTypeError(
-                f"pipeline: negative_prompt: expected a string, got {type(negative).__name__} {negative!r:.80}"
-            )
-        self._check_guidance(options)
-        is_guided = self._guidance == "classifier-free" and scale > 1
+        random = _read_seed(options.get("seed"))
+        self.check_options(options)
+        is_guided = self._guidance == CLASSIFIER_FREE and scale > 1
         found = []
-        for text in inputs:
-            if not isinstance(text, str):
-                raise ArgumentTypeError(f"pipeline: inputs: expected a string, got {type(text).__name__}")
+        for one in inputs:
             sampler = self._sampler(steps)
             latents = self._noise(options.get("latents"), random) * np.float32(sampler.initial_scale)
-            conditions = self._prompts.encode(self.call_all, text, negative, is_guided)
+            conditions = self.conditions(one, options, is_guided)
             if self._guidance == "embedded":
                 conditions["guidance"] = np.asarray([scale], np.float32)
             latents = self._denoise(conditions, latents, sampler, float(scale) if is_guided else None)
             found.append(self._decode(latents, kind))
         return found
-
-    def _check_guidance(self, options: Mapping[str, Any]) -> None:
-        """Raises InvalidArgumentError for options that the model does not read."""
-        refused = {"embedded": ("negative_prompt",), "none": ("negative_prompt", "guidance_scale")}
-        for name in refused.get(self._guidance, ()):
-            if options.get(name) is not None:
-                raise InvalidArgumentError(
-                    f"pipeline: {name}: expected none, as this {self.architecture} was distilled to do without: "
-                    "leave it out"
-                )
 
     def _sampler(self, steps: int) -> Sampler:
         schedule = self.settings.get("schedule", dict)
@@ -104,16 +94,9 @@ class TextToImage(Pipeline):
         return given[None]
 
     def _denoise(
-        self,
-        conditions: Mapping[str, NDArray[np.float32]],
-        latents: NDArray[np.float32],
-        sampler: Sampler,
-        scale: float | None,
+        self, conditions: Conditions, latents: NDArray[np.float32], sampler: Sampler, scale: float | None
     ) -> NDArray[np.float32]:
-        """The image's latents.
-
-        conditions: in guidance, of the negative prompt and of the prompt. scale: of guidance; None: without it.
-        """
+        """The image's latents. scale: of classifier-free guidance; None: without it."""
         for index, time in enumerate(sampler.timesteps):
             given = sampler.scale(latents, index)
             if scale is not None:

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 from untorch.pipeline.audio import AudioClassification
 from untorch.pipeline.base import Pipeline
+from untorch.pipeline.class_to_image import ClassToImage
 from untorch.pipeline.detection import ObjectDetection
-from untorch.pipeline.diffusion import TextToImage
 from untorch.pipeline.image import ImageClassification
 from untorch.pipeline.reranking import Reranking
 from untorch.pipeline.segmentation import ImageSegmentation
@@ -19,6 +19,7 @@ from untorch.pipeline.settings import read_settings
 from untorch.pipeline.speech import TASK as SPEECH_TASK
 from untorch.pipeline.speech import SpeechRecognition
 from untorch.pipeline.text import FillMask, TextClassification, TextEmbedding
+from untorch.pipeline.text_to_image import TextToImage
 from untorch.pipeline.token_classification import TokenClassification
 from untorch.pipeline.zero_shot import ZeroShotImageClassification
 from untorch.runtime.errors import ArgumentTypeError, UnsupportedError
@@ -41,6 +42,7 @@ PIPELINES: dict[str, type[Pipeline]] = {
     "object-detection": ObjectDetection,
     "image-segmentation": ImageSegmentation,
     "text-to-image": TextToImage,
+    "class-to-image": ClassToImage,
     "audio-classification": AudioClassification,
 }
 

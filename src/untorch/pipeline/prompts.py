@@ -14,8 +14,6 @@ from untorch.runtime.program import Program
 
 __all__ = ["Prompts"]
 
-_Arrays = dict[str, NDArray[np.float32]]
-
 
 class Prompts:
     """Encodes a prompt, and in classifier-free guidance the negative one before it."""
@@ -40,7 +38,7 @@ class Prompts:
         text: str,
         negative: str | None,
         is_guided: bool,
-    ) -> _Arrays:
+    ) -> dict[str, NDArray[np.float32]]:
         """What the denoiser reads beside latents and a time, by name. call: a method's outputs."""
         has_zeros = is_guided and negative is None and self._has_zeros
         texts = [negative or "", text] if is_guided and not has_zeros else [text]

@@ -27,15 +27,17 @@ if TYPE_CHECKING:
     from untorch.serve.model import Port
     from untorch.speech import Recognition, Transcription
 
-__all__ = ["INPUTS", "FrontEnd", "Servable"]
+__all__ = ["IMAGE_TASKS", "INPUTS", "FrontEnd", "Servable"]
 
 # What the input of a task is: a text, an image or audio.
 INPUTS = {
     "text-classification": "text", "reranking": "text", "token-classification": "text", "fill-mask": "text",
-    "text-embedding": "text", "text-to-image": "text", "image-classification": "image",
+    "text-embedding": "text", "text-to-image": "text", "class-to-image": "text", "image-classification": "image",
     "zero-shot-image-classification": "image", "object-detection": "image", "image-segmentation": "image",
     "audio-classification": "audio", "automatic-speech-recognition": "audio",
 }  # fmt: skip
+# Tasks whose results are images.
+IMAGE_TASKS = frozenset({"text-to-image", "class-to-image"})
 # Those that are for arrays, or that choose another Python type.
 _LOCAL_OPTIONS = frozenset({"sampling_rate", "latents", "output_type"})
 # What photographs come as. Pillow reads more, some by other programs.
@@ -94,7 +96,7 @@ class FrontEnd:
         self.timeout = timeout
         self._pipeline, self._methods, self._max_pixels = pipeline, methods, max_pixels
         self._rows = _rows(methods, max_batch_size)
-        if self.input == "image" or self.task == "text-to-image":
+        if self.input == "image" or self.task in IMAGE_TASKS:
             module = import_extra("PIL.Image", "pillow", "an image")
             module.init()
             self._formats = [name for name in _FORMATS if name in module.OPEN]  # AVIF is not in every build

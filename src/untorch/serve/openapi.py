@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from starlette.routing import BaseRoute, Route
 
-from untorch.serve.front_end import FrontEnd
+from untorch.serve.front_end import IMAGE_TASKS, FrontEnd
 from untorch.serve.inference.binary import HEADER_LENGTH
 from untorch.serve.inference.infer import REFUSED
 from untorch.serve.inference.tensors import DATATYPES
@@ -260,7 +260,7 @@ def _front_end(one: FrontEnd, method: str) -> Schema:
     own: Schema = {"text/plain": {"schema": _STRING}} if one.input == "text" else {f"{one.input}/*": {}}
     document = _of({"inputs": inputs}, parameters={**options, "type": ["object", "null"]})
     content = {**own, **_json({**document, "additionalProperties": False}), "multipart/form-data": {"schema": form}}
-    answer = {**_json({}), **({"image/png": {}} if one.task == "text-to-image" else {})}
+    answer = {**_json({}), **({"image/png": {}} if one.task in IMAGE_TASKS else {})}
     query = [{"name": name, "in": "query", "schema": {}} for name in one.options]
     return {**_post(f"{one.name}: {one.task}", content, answer, api=True), "parameters": query}
 

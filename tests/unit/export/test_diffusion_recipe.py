@@ -11,7 +11,7 @@ import pytest
 
 from tests import diffusion_models
 from untorch.export import CompileError, export_folder
-from untorch.export.recipes.diffusion.pipelines import _check_unet
+from untorch.export.recipes.diffusion.pipelines import _check_unet, _class_part, task_of
 from untorch.export.recipes.diffusion.schedules import read_flow_schedule, read_schedule
 from untorch.export.recipes.diffusion.text_encoders import PipelineFolder, clips_t5
 from untorch.runtime.errors import InvalidArgumentError
@@ -147,6 +147,24 @@ def test_a_text_encoder_that_is_not_there(tmp_path: Path, monkeypatch: pytest.Mo
     )
     with pytest.raises(CompileError, match="expected one length of both tokenizers, got 8 and 7$"):
         clips_t5(PipelineFolder(tmp_path, None))
+
+
+def test_tasks_of_pipelines(tmp_path: Path) -> None:
+    assert [task_of(name) for name in ("FluxPipeline", "DiTPipeline")] == ["text-to-image", "class-to-image"]
+    write(tmp_path, "model_index.json", _class_name="DiTPipeline")
+    for given in ({"task": "text-to-image"}, {"inputs": "x=1:int64"}):
+        with pytest.raises(InvalidArgumentError, match="task: expected class-to-image without inputs for DiTPipeline"):
+            export_folder(tmp_path, tmp_path / "m.pt2", **given)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("labels", [{}, ["a", "b"], {"1": "a"}, {"0": "a", "2": "b"}])
+def test_labels_that_are_refused(labels: Any, tmp_path: Path) -> None:
+    write(tmp_path, "transformer/config.json", num_embeds_ada_norm=1000 if labels != {} else None)
+    write(tmp_path, "model_index.json", id2label=labels)
+    with pytest.raises(
+        CompileError, match='model_index.json no id2label or labels for "0", "1" and so on, got '
+    ):
+        _class_part(PipelineFolder(tmp_path, None))
 
 
 def test_unets_that_are_refused(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ import pytest
 import untorch
 from tests import recipe_models
 from untorch.export import CompileError, export_folder
-from untorch.export.recipes import build
+from untorch.export.recipes import build, source
 from untorch.export.recipes.hub import is_model_name, library_model
 from untorch.export.recipes.image import image_steps
 from untorch.export.recipes.sentence_transformers import Modules, read_modules
@@ -213,6 +213,17 @@ def test_inputs_and_tasks(tmp_path: Path) -> None:
         export_folder("timm/resnet18", tmp_path / "m.pt2", inputs="x=1:int64")
     with pytest.raises(ArgumentTypeError, match="inputs: expected texts"):
         export_folder(folder, tmp_path / "m.pt2", inputs=[])
+
+
+def test_sentencepiece_models_need_packages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = folder_of(tmp_path, "T5EncoderModel", "t5", ("tokenizer_config.json", "spiece.model"))
+    monkeypatch.setattr(source, "find_spec", lambda name: None)
+    with pytest.raises(UnsupportedError) as caught:
+        _ = read_source(folder, None).tokenizer
+    assert str(caught.value) == (
+        f"export_folder: {folder / 'spiece.model'}: transformers converts it with the packages sentencepiece and "
+        "protobuf: pip install sentencepiece protobuf"
+    )
 
 
 def test_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

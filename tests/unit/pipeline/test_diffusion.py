@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from untorch.pipeline.diffusion import TextToImage
 from untorch.pipeline.settings import Settings
+from untorch.pipeline.text_to_image import TextToImage
 from untorch.runtime.errors import ArgumentTypeError, InvalidArgumentError, InvalidFileError
 
 SECTION = {"schedule": {"kind": "flow", "count": 4, "shift": 1.0, "smallest": None}}
@@ -22,7 +22,8 @@ def make(guidance: str = "classifier-free") -> Any:
         "FluxPipeline",
         Settings(SECTION, "m.pt2"),
     )
-    pipeline._scale, pipeline._steps, pipeline._guidance = 7.5, 50, guidance
+    pipeline._scale, pipeline._steps, pipeline._guidance = 7.5, 4, guidance
+    pipeline._shape = (1, 2, 2)
     return pipeline
 
 
@@ -77,7 +78,6 @@ def test_texts_that_are_refused() -> None:
 def test_a_seed_is_for_the_whole_list(monkeypatch: pytest.MonkeyPatch) -> None:
     """Batches go on with its numbers: images of equal texts differ."""
     pipeline = make()
-    pipeline._shape = (1, 2, 2)
     monkeypatch.setattr(pipeline, "_sampler", lambda steps: SimpleNamespace(initial_scale=1))
     pipeline._prompts = SimpleNamespace(encode=lambda *_: {})
     monkeypatch.setattr(pipeline, "_denoise", lambda conditions, latents, *_: latents)

@@ -15,7 +15,7 @@ from untorch.export.exporter import ExportReport, write_package
 from untorch.export.lm.build import causal_lm
 from untorch.export.methods import read_methods, read_path
 from untorch.export.options import ExportOptions, resolve_options
-from untorch.export.recipes.diffusion.pipelines import pipeline_of, write_diffusion
+from untorch.export.recipes.diffusion.pipelines import pipeline_of, task_of, write_diffusion
 from untorch.export.recipes.generic import generic_method, read_inputs
 from untorch.export.recipes.hub import LIBRARIES, library_model, read_folder
 from untorch.export.recipes.source import Made, read_source
@@ -25,7 +25,6 @@ from untorch.export.recipes.table import (
     IMAGE_TASK,
     RECIPES,
     SPEECH_TASK,
-    TEXT_TO_IMAGE,
     check_task,
     find_task,
     is_engine_task,
@@ -98,13 +97,12 @@ def export_folder(
     if task is not None and task not in known:
         raise InvalidArgumentError(f"export_folder: task: expected {', '.join(known)}, got {task!r:.80}")
     if (found := _diffusion_pipeline(folder)) is not None:
-        if inputs is not None or task not in (None, TEXT_TO_IMAGE):
-            raise InvalidArgumentError(
-                f"export_folder: task: expected {TEXT_TO_IMAGE} without inputs for {found}, got {task!r}"
-            )
+        own = task_of(found)
+        if inputs is not None or task not in (None, own):
+            raise InvalidArgumentError(f"export_folder: task: expected {own} without inputs for {found}, got {task!r}")
         target, resolved = read_path(path), resolve_options(options, option_fields)
         made = write_diffusion(Path(folder), found, dtype)
-        return _write(made, TEXT_TO_IMAGE, found, target, device, arch, resolved)
+        return _write(made, own, found, target, device, arch, resolved)
     if inputs is not None:
         if task is not None:
             raise InvalidArgumentError(f"export_folder: inputs: expected inputs or a task, got both, task={task!r}")

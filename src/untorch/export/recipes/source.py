@@ -6,6 +6,7 @@ import json
 import os
 from dataclasses import dataclass, field
 from functools import cached_property
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from untorch.export.folder import check_folder
 from untorch.export.quantized_folder import from_pretrained
 from untorch.export.streaming import load_weights
 from untorch.quant.schemes import Target
-from untorch.runtime.errors import ArgumentTypeError, InvalidArgumentError
+from untorch.runtime.errors import ArgumentTypeError, InvalidArgumentError, UnsupportedError
 
 __all__ = ["Made", "Source", "read_source"]
 
@@ -72,13 +73,23 @@ class Source:
 
     @cached_property
     def tokenizer(self) -> Any:
-        """A fast tokenizer of transformers. Raises InvalidArgumentError if the folder has none."""
+        """A fast tokenizer of transformers.
+
+        Raises InvalidArgumentError if the folder has none, UnsupportedError if it has a model of SentencePiece alone
+        and the packages that convert it are missing.
+        """
         if not any((self.folder / name).is_file() for name in ("tokenizer.json", "tokenizer_config.json")):
             raise InvalidArgumentError(
                 f"export_folder: {self.folder}: expected a tokenizer.json for a task on text, got none"
             )
         from transformers import AutoTokenizer
 
+        model = next(self.folder.glob("*.model"), None)
+        if model is not None and not (self.folder / "tokenizer.json").is_file() and find_spec("sentencepiece") is None:
+            raise UnsupportedError(
+                f"export_folder: {model}: transformers converts it with the packages sentencepiece and protobuf: pip "
+                "install sentencepiece protobuf"
+            )
         found: Any = AutoTokenizer.from_pretrained(self.folder, local_files_only=True)
         if not hasattr(found, "backend_tokenizer"):
             raise InvalidArgumentError(

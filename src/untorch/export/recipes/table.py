@@ -9,7 +9,6 @@ from untorch.export.errors import CompileError
 from untorch.export.recipes.audio import write_audio_classification
 from untorch.export.recipes.detection import DETECTORS, write_object_detection
 from untorch.export.recipes.diffusion.pipelines import DIFFUSION_PIPELINES
-from untorch.export.recipes.diffusion.pipelines import TASK as TEXT_TO_IMAGE
 from untorch.export.recipes.image import write_image_classification, write_zero_shot_image_classification
 from untorch.export.recipes.reranking import is_cross_encoder, write_reranking
 from untorch.export.recipes.segmentation import QUERY_SEGMENTERS, write_image_segmentation
@@ -24,7 +23,6 @@ __all__ = [
     "IMAGE_TASK",
     "RECIPES",
     "SPEECH_TASK",
-    "TEXT_TO_IMAGE",
     "Recipe",
     "check_task",
     "find_task",
@@ -164,7 +162,7 @@ def _is_encoder(source: Source) -> bool:
 
 def task_names() -> list[str]:
     """All tasks, sorted."""
-    return sorted({*RECIPES, *ENGINE_TASKS, SPEECH_TASK, TEXT_TO_IMAGE, *ALIASES})
+    return sorted({*RECIPES, *ENGINE_TASKS, SPEECH_TASK, *DIFFUSION_PIPELINES, *ALIASES})
 
 
 def list_tasks() -> list[tuple[str, str, str]]:
@@ -178,6 +176,6 @@ def list_tasks() -> list[tuple[str, str, str]]:
         ("reranking", "decoders with a score", "scores: untorch.llm"),
         (SPEECH_TASK, ", ".join(SPEECH_MODELS), "text: untorch.speech"),
     ]
-    rows.append((TEXT_TO_IMAGE, f"{', '.join(DIFFUSION_PIPELINES)} (model_index.json)", "images"))
+    rows += [(task, f"{', '.join(names)} (model_index.json)", "images") for task, names in DIFFUSION_PIPELINES.items()]
     rows += [(alias, "another name", name) for alias, name in ALIASES.items()]
     return sorted(rows)

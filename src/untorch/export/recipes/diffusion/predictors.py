@@ -8,7 +8,8 @@ import torch
 from torch import nn
 
 __all__ = [
-    "Decoder", "FluxPredictor", "JointPredictor", "MaskedPredictor", "PooledPredictor", "Predictor", "UNetPredictor",
+    "ClassPredictor", "Decoder", "FluxPredictor", "JointPredictor", "MaskedPredictor", "PooledPredictor", "Predictor",
+    "UNetPredictor",
 ]  # fmt: skip
 
 
@@ -85,6 +86,16 @@ class MaskedPredictor(Predictor):
             latents.to(self.dtype), encoder_hidden_states=hidden.to(self.dtype), timestep=timestep.expand(batch),
             added_cond_kwargs=given, encoder_attention_mask=attention_mask,
         ).sample  # fmt: skip
+        return found[:, : latents.shape[1]].float()
+
+
+class ClassPredictor(Predictor):
+    """Of DiT. class_labels: [batch] int64."""
+
+    def forward(self, latents: torch.Tensor, timestep: torch.Tensor, class_labels: torch.Tensor) -> torch.Tensor:
+        """Noise, or what the schedule's prediction says; without the variance that the model learned."""
+        times = timestep.expand(latents.shape[0])
+        found: torch.Tensor = self.model(latents.to(self.dtype), timestep=times, class_labels=class_labels).sample
         return found[:, : latents.shape[1]].float()
 
 
