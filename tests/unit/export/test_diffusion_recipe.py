@@ -161,9 +161,7 @@ def test_tasks_of_pipelines(tmp_path: Path) -> None:
 def test_labels_that_are_refused(labels: Any, tmp_path: Path) -> None:
     write(tmp_path, "transformer/config.json", num_embeds_ada_norm=1000 if labels != {} else None)
     write(tmp_path, "model_index.json", id2label=labels)
-    with pytest.raises(
-        CompileError, match='model_index.json no id2label or labels for "0", "1" and so on, got '
-    ):
+    with pytest.raises(CompileError, match='model_index.json no id2label or labels for "0", "1" and so on, got '):
         _class_part(PipelineFolder(tmp_path, None))
 
 
