@@ -1,4 +1,4 @@
-"""AMX's GEMM of tiles with emulated tiles, on CPUs without AMX: operands, strides, numbers of tiles."""
+"""Kernels of AMX with emulated tiles, on CPUs without AMX: GEMMs of tiles, convolutions."""
 
 from __future__ import annotations
 
@@ -14,25 +14,32 @@ from tests.native.shim import ROOT
 
 pytestmark = pytest.mark.skipif(platform.machine() != "x86_64", reason="AMX is of x86-64")
 
-MAIN = r"""
+EMULATED = r"""
 #define UNTORCH_ISA emulated
 #include "kernels/cpu/common/amx.h"
 
+#include <cstddef>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
 #include <vector>
 
+using namespace untorch::kernels;
 using namespace untorch::kernels::emulated;
 
 // Emulates the instructions. Values are small integers, so that float32 is exact.
 struct Emulated {
   inline static unsigned char tile[8][kAmxRows][kAmxTileBytes];
+  inline static int words = kAmxMostWords;
+  template <int T>
+  static int rows() { return T < 6 ? kAmxRows : words; }
+  template <int T>
+  static std::size_t bytes() { return T == 4 || T == 5 ? 4 * words : kAmxTileBytes; }
   template <int T>
   static void zero() { std::memset(tile[T], 0, sizeof tile[T]); }
   template <int T>
   static void load(const void* from, std::int64_t stride) {
-    for (int i = 0; i < kAmxRows; ++i) std::memcpy(tile[T][i], static_cast<const char*>(from) + i * stride, 64);
+    for (int i = 0; i < rows<T>(); ++i) std::memcpy(tile[T][i], static_cast<const char*>(from) + i * stride, bytes<T>());
   }
   template <int T>
   static void store(void* to, std::int64_t stride) {
@@ -44,7 +51,7 @@ struct Emulated {
       for (int j = 0; j < 16; ++j) {
         Word sum;
         std::memcpy(&sum, tile[C][i] + j * 4, 4);
-        for (int k = 0; k < 16; ++k) sum += product(tile[A][i] + k * 4, tile[B][k] + j * 4);
+        for (int k = 0; k < words; ++k) sum += product(tile[A][i] + k * 4, tile[B][k] + j * 4);
         std::memcpy(tile[C][i] + j * 4, &sum, 4);
       }
     }
@@ -69,48 +76,60 @@ struct Emulated {
   }
 };
 
+template <bool kInt8, class Element>
+Element stored(int value) {
+  if constexpr (kInt8) return static_cast<Element>(value);
+  const float wide = static_cast<float>(value);
+  unsigned bits;
+  std::memcpy(&bits, &wide, 4);
+  return static_cast<Element>(bits >> 16);
+}
+// Of A or, signed, of B.
+template <bool kInt8>
+int drawn(bool is_signed) {
+  return kInt8 ? std::rand() % 256 - (is_signed ? 128 : 0) : std::rand() % 17 - 8;
+}
+"""
+
+GEMMS = r"""
 // Rows of A and columns of B, k in order; how a product is stored in a panel depends on the width of an element.
 template <bool kInt8, class Element, class Sum>
-int run(int row_tiles, int panels, int steps, bool accumulate) {
-  constexpr int kPerWord = 4 / sizeof(Element), kPerStep = 16 * kPerWord;
-  const int rows = row_tiles * 16, columns = panels * 16, k = steps * kPerStep;
-  const int lda = k + 32, ldc = columns + 5, panel = (steps * 16 + 3) * 16 * kPerWord;
+int run(int row_tiles, int panels, int steps, int words, bool accumulate) {
+  constexpr int kPerWord = 4 / sizeof(Element);
+  const int rows = row_tiles * 16, columns = panels * 16, k = steps * words * kPerWord;
+  const int lda = k + 32, ldc = columns + 5, panel = (steps * words + 3) * 16 * kPerWord;
+  Emulated::words = words;
   std::vector<int> a(rows * k), b(k * columns);
-  for (int& x : a) x = kInt8 ? std::rand() % 256 : std::rand() % 17 - 8;
-  for (int& x : b) x = kInt8 ? std::rand() % 256 - 128 : std::rand() % 17 - 8;
-  const auto stored = [](int value) {
-    if constexpr (kInt8) return static_cast<Element>(value);
-    const float wide = static_cast<float>(value);
-    unsigned bits;
-    std::memcpy(&bits, &wide, 4);
-    return static_cast<Element>(bits >> 16);
-  };
+  for (int& x : a) x = drawn<kInt8>(false);
+  for (int& x : b) x = drawn<kInt8>(true);
   std::vector<Element> left(rows * lda), right(panels * panel);
   for (int i = 0; i < rows; ++i) {
-    for (int j = 0; j < k; ++j) left[i * lda + j] = stored(a[i * k + j]);
+    for (int j = 0; j < k; ++j) left[i * lda + j] = stored<kInt8, Element>(a[i * k + j]);
   }
   for (int j = 0; j < k; ++j) {
     for (int c = 0; c < columns; ++c) {
       const int at = c / 16 * panel + j / kPerWord * 16 * kPerWord + c % 16 * kPerWord + j % kPerWord;
-      right[at] = stored(b[j * columns + c]);
+      right[at] = stored<kInt8, Element>(b[j * columns + c]);
     }
   }
   std::vector<Sum> c(rows * ldc, Sum(7));
-  amx_gemm<Emulated, kInt8>({.a = left.data(),
-                              .a_stride = lda * static_cast<int>(sizeof(Element)),
-                              .b = right.data(),
-                              .panel_bytes = panel * static_cast<int>(sizeof(Element)),
-                              .c = c.data(),
-                              .c_stride = ldc * 4,
-                              .steps = steps,
-                              .accumulate = accumulate},
-                             row_tiles, panels);
+  amx_gemm_blocks<Emulated, kInt8>({.a = left.data(),
+                                    .a_stride = lda * static_cast<int>(sizeof(Element)),
+                                    .b = right.data(),
+                                    .panel_bytes = panel * static_cast<int>(sizeof(Element)),
+                                    .c = c.data(),
+                                    .c_stride = ldc * 4,
+                                    .steps = steps,
+                                    .start = accumulate ? c.data() : nullptr,
+                                    .start_stride = ldc * 4,
+                                    .words = words},
+                                   rows, panels);
   for (int i = 0; i < rows; ++i) {
     for (int j = 0; j < ldc; ++j) {
       long sum = accumulate ? 7 : 0;
       for (int x = 0; x < k && j < columns; ++x) sum += static_cast<long>(a[i * k + x]) * b[x * columns + j];
       if (c[i * ldc + j] != static_cast<Sum>(j < columns ? sum : 7)) {
-        std::printf("%d tiles of rows, %d panels, %d steps: %d, %d\n", row_tiles, panels, steps, i, j);
+        std::printf("%d tiles of rows, %d panels, %d steps of %d: %d, %d\n", row_tiles, panels, steps, words, i, j);
         return 1;
       }
     }
@@ -120,13 +139,15 @@ int run(int row_tiles, int panels, int steps, bool accumulate) {
 
 int main() {
   int failures = 0, count = 0;
-  for (int rows : {1, 2}) {
-    for (int panels : {1, 2}) {
+  for (int rows : {1, 2, 3}) {
+    for (int panels : {1, 2, 5}) {
       for (int steps : {1, 2, 5}) {
         for (bool accumulate : {false, true}) {
-          failures += run<true, unsigned char, std::int32_t>(rows, panels, steps, accumulate);
-          failures += run<false, unsigned short, float>(rows, panels, steps, accumulate);
-          count += 2;
+          for (int words : {16, 7}) {
+            failures += run<true, unsigned char, std::int32_t>(rows, panels, steps, words, accumulate);
+            failures += run<false, unsigned short, float>(rows, panels, steps, words, accumulate);
+            count += 2;
+          }
         }
       }
     }
@@ -136,12 +157,129 @@ int main() {
 }
 """
 
+CONVOLUTIONS = r"""
+#include "kernels/cpu/convolution/amx_image.h"
+#include "kernels/cpu/convolution/amx_slice.h"
 
-def test_with_emulated_tiles(tmp_path: Path) -> None:
-    (tmp_path / "main.cpp").write_text(MAIN)
+struct Problem {
+  std::int64_t batch, groups, in_channels, out_channels;
+  std::array<std::int64_t, 2> input, kernel, stride, padding, dilation, output{};
+};
+
+// A convolution of small integers in parts of tiles and panels; every output is finished once.
+template <bool kInt8, class Element, class Sum>
+int run(Problem p, bool per_image) {
+  constexpr std::int64_t kPerWord = 4 / sizeof(Element);
+  for (int d : {0, 1}) {
+    p.output[d] = (p.input[d] + 2 * p.padding[d] - p.dilation[d] * (p.kernel[d] - 1) - 1) / p.stride[d] + 1;
+  }
+  const std::int64_t channels = p.groups * p.in_channels, outputs = p.groups * p.out_channels;
+  const std::int64_t taps = p.kernel[0] * p.kernel[1], words = p.in_channels / kPerWord;
+  const std::int64_t panels = (p.out_channels + 15) / 16, pixels = p.batch * p.output[0] * p.output[1];
+  const int padding = kInt8 ? 3 : 0;
+  std::vector<int> x(p.batch * p.input[0] * p.input[1] * channels), w(outputs * taps * p.in_channels);
+  for (int& value : x) value = drawn<kInt8>(false);
+  for (int& value : w) value = drawn<kInt8>(true);
+  std::vector<Element> weight(p.groups * panels * taps * p.in_channels * 16);
+  for (std::int64_t o = 0; o < outputs; ++o) {
+    const std::int64_t j = o % p.out_channels, panel = o / p.out_channels * panels + j / 16;
+    for (std::int64_t k = 0; k < taps * p.in_channels; ++k) {
+      const std::int64_t at = (panel * taps * words + k / kPerWord) * 16 + j % 16;
+      weight[at * kPerWord + k % kPerWord] = stored<kInt8, Element>(w[o * taps * p.in_channels + k]);
+    }
+  }
+  const AmxImage image = amx_image(p, channels * sizeof(Element) + 64, per_image);
+  std::vector<char> made(image.nbytes());
+  for (std::int64_t i = 0; i < image.rows(); ++i) {
+    fill_amx_row(p, image, i, padding, made.data(), [&](auto n, auto y, auto column, std::int64_t count, char* to) {
+      for (std::int64_t z = 0; z < count; ++z, column += p.stride[1], to += image.pixel) {
+        for (std::int64_t c = 0; c < channels; ++c) {
+          const auto value = stored<kInt8, Element>(x[((n * p.input[0] + y) * p.input[1] + column) * channels + c]);
+          std::memcpy(to + c * sizeof value, &value, sizeof value);
+        }
+      }
+    });
+  }
+  const AmxConvolution call{image.lines, made.data(), image.pixel, image.taps.data(), taps, words,
+                            static_cast<std::int64_t>(p.in_channels * sizeof(Element)), weight.data(), panels};
+  Emulated::words = amx_step(words);
+  std::vector<Sum> got(pixels * outputs), start(32 * p.batch);
+  std::vector<int> times(pixels * outputs);
+  for (std::int64_t i = 0; i < 32 * p.batch; ++i) start[i] = per_image ? i : i % 32;
+  const std::int64_t tiles = image.lines.count * image.lines.tiles(), cut = panels > 2 ? 2 : panels;
+  for (const AmxPart& part : {AmxPart{0, tiles, 0, p.groups, 0, cut}, AmxPart{0, tiles / 2, 0, p.groups, cut, panels},
+                              AmxPart{tiles / 2, tiles, 0, p.groups, cut, panels}}) {
+    amx_slice<Emulated, kInt8, Sum>(
+        call, part, [&](auto, auto, std::int64_t line) { return start.data() + (per_image ? 32 * line : 0); },
+        [&](const Sum* sums, std::int64_t pixel, std::int64_t count, std::int64_t group, std::int64_t panel, int each) {
+          for (std::int64_t i = 0; i < count; ++i) {
+            for (std::int64_t j = 0; j < 16 * each && panel * 16 + j < p.out_channels; ++j) {
+              const std::int64_t at = (pixel + i) * outputs + group * p.out_channels + panel * 16 + j;
+              got[at] = sums[i * 32 + j], ++times[at];
+            }
+          }
+        });
+  }
+  for (std::int64_t at = 0; at < pixels * outputs; ++at) {
+    const std::int64_t o = at % outputs, pixel = at / outputs, group = o / p.out_channels;
+    const std::int64_t n = pixel / (p.output[0] * p.output[1]), j = o % p.out_channels % 32;
+    std::int64_t sum = start[(per_image ? 32 * n : 0) + j];
+    for (std::int64_t tap = 0; tap < taps; ++tap) {
+      const std::int64_t y = pixel / p.output[1] % p.output[0] * p.stride[0] - p.padding[0] + tap / p.kernel[1] * p.dilation[0];
+      const std::int64_t c = pixel % p.output[1] * p.stride[1] - p.padding[1] + tap % p.kernel[1] * p.dilation[1];
+      const bool inside = y >= 0 && y < p.input[0] && c >= 0 && c < p.input[1];
+      for (std::int64_t k = 0; k < p.in_channels; ++k) {
+        const std::int64_t from = ((n * p.input[0] + y) * p.input[1] + c) * channels + group * p.in_channels + k;
+        sum += (inside ? x[from] : padding) * w[(o * taps + tap) * p.in_channels + k];
+      }
+    }
+    if (times[at] != 1 || got[at] != static_cast<Sum>(sum)) {
+      std::printf("%d channels to %d, %d x %d: output %d, %d times\n", static_cast<int>(channels), static_cast<int>(outputs),
+                  static_cast<int>(p.input[0]), static_cast<int>(p.input[1]), static_cast<int>(at), times[at]);
+      return 1;
+    }
+  }
+  return 0;
+}
+
+int main() {
+  const Problem problems[] = {
+      // batch, groups, in, out; input, kernel, stride, padding, dilation
+      {2, 1, 64, 40, {7, 7}, {3, 3}, {1, 1}, {1, 1}, {1, 1}},      // lines a batch entry, rows between that are dropped
+      {3, 1, 48, 32, {5, 9}, {1, 1}, {1, 1}, {0, 0}, {1, 1}},      // one line
+      {2, 1, 56, 70, {9, 6}, {1, 1}, {2, 2}, {0, 0}, {1, 1}},      // one phase of two
+      {1, 1, 32, 16, {11, 20}, {3, 3}, {2, 2}, {1, 1}, {1, 1}},    // phases in both directions
+      {1, 2, 16, 24, {12, 17}, {3, 2}, {3, 2}, {2, 0}, {2, 3}},    // groups, phases that no tap reads
+      {2, 3, 32, 16, {1, 40}, {1, 5}, {1, 1}, {0, 4}, {1, 2}},     // one dimension: one line of rows with gaps
+      {1, 1, 1200, 50, {4, 5}, {2, 2}, {1, 1}, {0, 1}, {1, 1}},    // several blocks in a tap
+      {1, 1, 96, 33, {3, 6}, {5, 3}, {1, 1}, {3, 2}, {1, 1}},      // several taps in a block
+      {1, 1, 64, 16, {3, 3}, {1, 1}, {1, 1}, {0, 0}, {1, 1}},      // fewer pixels than a tile has
+      {1, 1, 16, 16, {40, 30}, {2, 2}, {2, 2}, {0, 0}, {1, 1}},    // more tiles than a block has
+  };
+  int failures = 0, count = 0;
+  for (const Problem& p : problems) {
+    for (bool per_image : {false, true}) {
+      failures += run<true, unsigned char, std::int32_t>(p, per_image);
+      failures += run<false, unsigned short, float>(p, per_image);
+      count += 2;
+    }
+  }
+  std::printf("%d convolutions\n", count);
+  return failures != 0;
+}
+"""
+
+
+@pytest.mark.parametrize(
+    ("program", "expected"),
+    [(GEMMS, "216 GEMMs\n"), (CONVOLUTIONS, "40 convolutions\n")],
+    ids=["gemms", "convolutions"],
+)
+def test_with_emulated_tiles(program: str, expected: str, tmp_path: Path) -> None:
+    (tmp_path / "main.cpp").write_text(EMULATED + program)
     compiler = shlex.split(os.environ.get("CXX", "g++"))
     made = tmp_path / "main"
     command = [*compiler, "-std=c++20", f"-I{ROOT / 'native'}", str(tmp_path / "main.cpp"), "-o", str(made)]
     subprocess.run(command, check=True)
     done = subprocess.run([made], capture_output=True, text=True, check=False)
-    assert (done.returncode, done.stdout) == (0, "48 GEMMs\n")
+    assert (done.returncode, done.stdout) == (0, expected)

@@ -8,6 +8,8 @@
 
 #include "kernels/cpu/common/isa.h"
 #include "kernels/cpu/common/parallel_items.h"
+#include "kernels/cpu/convolution/amx_image.h"
+#include "kernels/cpu/convolution/amx_parts.h"
 #include "kernels/cpu/convolution/packed_levels.h"
 
 namespace untorch::kernels {
@@ -155,9 +157,7 @@ void run_winograd(const ConvolutionCall& call) {
 
 // A 1×1 kernel that reads every pixel once, in memory order.
 bool is_gemm(const PackedConvolution& p, const ImageStrides& s) {
-  return p.groups == 1 && p.taps() == 1 && p.stride[0] == 1 && p.stride[1] == 1 && p.padding[0] == 0 &&
-         p.padding[1] == 0 && s.channel == 1 && (p.input[0] == 1 || s.row == p.input[1] * s.pixel) &&
-         (p.batch == 1 || s.batch == p.input[0] * p.input[1] * s.pixel);
+  return p.groups == 1 && s.channel == 1 && is_dense_pointwise(p, s);
 }
 
 constexpr std::int64_t kWidenedBytes = 512 << 10;  // of weights that stay in the L2
@@ -184,10 +184,35 @@ void run_widened_gemm(const ConvolutionCall& call) {
   }
 }
 
+// The image of bfloat16 that AMX reads, then its tiles. False if vectors are faster, with nothing done.
+bool run_amx(const ConvolutionCall& call) {
+  const PackedConvolution& p = *call.problem;
+  const std::int64_t channels = p.groups * p.in_channels;
+  const AmxImage image = amx_image(p, amx_pixel(2 * channels), false);
+  if (!amx_pays(image, p.in_channels / 2, kAmxFewestWords, kAmxFewestPixels)) return false;
+  char* const made = amx_memory(image.nbytes());
+  for_each_item_grained(image.rows(), 8, p.batch * p.input[0] * p.input[1] * channels > kParallelWork, [&](auto i) {
+    fill_amx_row(p, image, i, 0, made, [&](auto n, auto y, auto x, std::int64_t count, char* to) {
+      const ImageStrides& s = call.strides;
+      UNTORCH_ISA_CALL(round_to_bf16)
+      (count, channels, call.input + n * s.batch + y * s.row + x * s.pixel, p.stride[1] * s.pixel,
+       reinterpret_cast<std::uint16_t*>(to), image.pixel / 2);
+    });
+  });
+  const AmxConvolution amx{image.lines,       made,        image.pixel,
+                           image.taps.data(), p.taps(),    p.in_channels / 2,
+                           2 * p.in_channels, call.weight, ceil_div(p.out_channels, kPackWidth)};
+  for_each_amx_part(amx, p.groups, operations(p) > 1e6, [&](const AmxPart& part) {
+    UNTORCH_ISA_CALL(convolution_amx_slice)(call, amx, part);
+  });
+  return true;
+}
+
 // Rounds the pixels that the kernel reads to a dense image of bfloat16; a 1×1 kernel's stride is then 1.
 void run_bf16(ConvolutionCall call) {
   PackedConvolution p = *call.problem;
   call.problem = &p;
+  if (cpu_has_amx() && run_amx(call)) return;
   call.zeros = zeros(p.groups * p.in_channels);
   call.weights = ConvolutionWeights::kWidened;
   if (!cpu_has_fast_bf16()) return is_gemm(p, call.strides) ? run_widened_gemm(call) : run(call);
@@ -201,17 +226,13 @@ void run_bf16(ConvolutionCall call) {
   thread_local std::vector<std::uint32_t> image;
   image.resize(static_cast<std::size_t>(p.batch * p.input[0] * p.input[1] * channels / 2));
   auto* const rounded = reinterpret_cast<std::uint16_t*>(image.data());
-  const bool dense = call.strides.pixel == channels && step[1] == 1;
   const std::int64_t width = p.input[1];
   for_each_item_grained(
       p.batch * p.input[0], 8, p.batch * p.input[0] * width * channels > kParallelWork, [&](std::int64_t i) {
         const float* const line =
             call.input + i / p.input[0] * call.strides.batch + i % p.input[0] * step[0] * call.strides.row;
-        std::uint16_t* const to = rounded + i * width * channels;
-        if (dense) return UNTORCH_ISA_CALL(round_to_bf16)(line, width * channels, to);
-        for (std::int64_t x = 0; x < width; ++x) {
-          UNTORCH_ISA_CALL(round_to_bf16)(line + x * step[1] * call.strides.pixel, channels, to + x * channels);
-        }
+        UNTORCH_ISA_CALL(round_to_bf16)
+        (width, channels, line, step[1] * call.strides.pixel, rounded + i * width * channels, channels);
       });
   p.in_channels /= 2;
   call.input = reinterpret_cast<const float*>(rounded);

@@ -50,7 +50,8 @@ bool pads_beforehand(const PackedConvolution& problem);
 // output = epilogue(convolution(input, weight) + bias). bias [groups·out] and residual, laid out like the output, may
 // be null. The output is dense NHWC and overlaps none of the others. The input's channel stride is 1 unless
 // pads_beforehand(). The result does not depend on the number of threads. The weight is bfloat16 where problem.bf16:
-// where cpu_has_fast_bf16() the input is then rounded to bfloat16, elsewhere the weight is widened; sums are float32.
+// where cpu_has_amx() or cpu_has_fast_bf16() the input is then rounded to bfloat16, elsewhere the weight is widened;
+// sums are float32.
 void convolution_packed(const PackedConvolution& problem, const float* input, ImageStrides strides, const void* weight,
                         const float* bias, const float* residual, float* output);
 

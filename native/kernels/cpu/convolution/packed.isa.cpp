@@ -420,16 +420,20 @@ std::int64_t convolution_workspace(std::int64_t tiles, std::int64_t taps, Convol
   return wide + tiles * taps * kMaxRows * static_cast<std::int64_t>(sizeof(const float*));
 }
 
-void round_to_bf16(const float* from, std::int64_t count, std::uint16_t* to) {
+void round_to_bf16(std::int64_t pixels, std::int64_t count, const float* from, std::int64_t from_step,
+                   std::uint16_t* to, std::int64_t to_step) {
+  if (from_step == count && to_step == count) count *= pixels, pixels = 1;
+  for (; pixels > 0; --pixels, from += from_step, to += to_step) {
 #if defined(__AVX512F__)
-  round_run(from, count, to);
+    round_run(from, count, to);
 #else
-  for (std::int64_t i = 0; i < count; ++i) {
-    Vector<float> v{};
-    v[0] = from[i];
-    store_half_part<HalfType::kBFloat16>(to + i, v, 1);
-  }
+    for (std::int64_t i = 0; i < count; ++i) {
+      Vector<float> v{};
+      v[0] = from[i];
+      store_half_part<HalfType::kBFloat16>(to + i, v, 1);
+    }
 #endif
+  }
 }
 
 void widen_bf16_pairs(const std::uint32_t* from, std::int64_t pairs, float* to) {

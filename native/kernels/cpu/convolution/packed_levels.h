@@ -4,6 +4,7 @@
 #include <cstdint>
 
 #include "kernels/cpu/common/isa.h"
+#include "kernels/cpu/convolution/amx_lines.h"
 #include "kernels/cpu/convolution/packed.h"
 
 namespace untorch::kernels {
@@ -45,14 +46,17 @@ UNTORCH_ISA_DECLARE(
     int convolution_tile_rows();
     // Bytes of scratch that a slice of `tiles` tiles needs.
     std::int64_t convolution_workspace(std::int64_t tiles, std::int64_t taps, ConvolutionWeights weights);
-    // Neighbours in bfloat16, rounded to nearest.
-    void round_to_bf16(const float* from, std::int64_t count, std::uint16_t* to);
+    // `pixels` runs of `count` neighbours in bfloat16, rounded to nearest; elements from run to run.
+    void round_to_bf16(std::int64_t pixels, std::int64_t count, const float* from, std::int64_t from_step,
+                       std::uint16_t* to, std::int64_t to_step);
     // A panel of pairs [pairs][16][2] as float32, [2·pairs][16].
     void widen_bf16_pairs(const std::uint32_t* from, std::int64_t pairs, float* to);
     // Tiles [tile0, tile1), groups [group0, group1), and of each of these the panels [panel0, panel1).
     void convolution_slice(const ConvolutionCall& call, const PixelTiles& tiles, std::int64_t tile0, std::int64_t tile1,
                            std::int64_t group0, std::int64_t group1, std::int64_t panel0, std::int64_t panel1,
                            void* workspace);
+    // The same by AMX: with kPairs, whose input is the image.
+    void convolution_amx_slice(const ConvolutionCall& call, const AmxConvolution& amx, const AmxPart& part);
     std::int64_t depthwise_workspace(std::int64_t taps);
     // Whether a slice takes some of the channels, a multiple of 16 of them but for the last ones.
     bool depthwise_by_channels(const PackedConvolution& problem);

@@ -192,7 +192,8 @@ void gemm_amx(const PairTile& t, int rows, int panels) {
                              .c = t.c,
                              .c_stride = t.ldc * 4,
                              .steps = steps,
-                             .accumulate = t.accumulate},
+                             .start = t.accumulate ? t.c : nullptr,
+                             .start_stride = t.ldc * 4},
                             rows > kAmxRows ? 2 : 1, panels);
   if (steps * kStep == t.pairs) return;
   PairTile rest = t;
@@ -335,7 +336,7 @@ HalfPlan plan_half(HalfType type, std::int64_t m, std::int64_t n, std::int64_t k
   p.dot = !packed && a.col_stride == 1 && b.row_stride == 1 && (m <= kFewRows || n < 4);
   p.amx = amx && can_bf16 && !p.dot && m >= kAmxFewestRows && k >= kAmxTileBytes / 2;
   p.bf16 = p.amx || (bf16 && can_bf16);
-  p.rows = p.amx ? kAmxMostTiles * kAmxRows : kMaxRows;
+  p.rows = p.amx ? kAmxBlock : kMaxRows;
   const std::int64_t limit = m <= kMaxRows ? kFewRowsBlockK : kBlockK;
   p.kc = k <= limit ? larger(k, 1) : ceil_div(ceil_div(k, ceil_div(k, limit)), 2) * 2;
   // In registers, bfloat16 takes a shift and a mask a vector: little for a tile of 12 rows, a third more work for 6.

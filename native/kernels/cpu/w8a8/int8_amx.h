@@ -9,7 +9,7 @@
 namespace untorch::kernels::UNTORCH_ISA {
 
 // Sums of up to 32 rows and two panels, [32][32].
-using AmxSums = std::int32_t[kAmxMostTiles * kAmxRows][kAmxMostTiles * kAmxRows];
+using AmxSums = std::int32_t[kAmxBlock][kAmxBlock];
 
 // What is behind the last 64 of k, by vpdpbusd.
 UNTORCH_VNNI inline void int8_rest(const Int8Tile& t, std::int64_t first, int rows, int panels, AmxSums& sums) {
@@ -26,7 +26,7 @@ UNTORCH_VNNI inline void int8_rest(const Int8Tile& t, std::int64_t first, int ro
 }
 
 template <int MR, int NP>
-void finish_amx(const Int8Tile& t, const std::int32_t (*from)[kAmxMostTiles * kAmxRows]) {
+void finish_amx(const Int8Tile& t, const std::int32_t (*from)[kAmxBlock]) {
   Ints sums[MR][NP];
   for (int i = 0; i < MR; ++i) {
     for (int p = 0; p < NP; ++p) sums[i][p] = load_ints(&from[i][p * kAmxRows]);
@@ -49,7 +49,8 @@ inline void int8_amx(const Int8Tile& given, int rows, int panels) {
                             .c = sums,
                             .c_stride = sizeof sums[0],
                             .steps = steps,
-                            .accumulate = has_rest},
+                            .start = has_rest ? sums : nullptr,
+                            .start_stride = sizeof sums[0]},
                            rows > kAmxRows ? 2 : 1, panels);
   Int8Tile t = given;
   for (int i = 0; i < rows;) {

@@ -56,6 +56,7 @@ class _Packer:
 
     module: fx.GraphModule
     constants: Constants
+    amx: bool
     stored: dict[tuple[fx.Node | None, ...], tuple[fx.Node, fx.Node | None]] = field(default_factory=dict)
 
     def operands(self, chain: Chain, arguments: dict[str, Any], form: str) -> tuple[fx.Node, fx.Node | None]:
@@ -86,8 +87,11 @@ class _Packer:
             return add_dense_constant(self.module, name, value, like)
 
 
-def pack_convolutions(module: fx.GraphModule) -> PassReport:
-    """Runs the pass in place. Weights that nothing else reads are removed from the module."""
+def pack_convolutions(module: fx.GraphModule, amx: bool = False) -> PassReport:
+    """Runs the pass in place. Weights that nothing else reads are removed from the module.
+
+    ``amx``: the file is for CPUs that have it.
+    """
     report = PassReport("pack_convolutions")
     graph = module.graph
     _split_transposed(module)
@@ -96,7 +100,7 @@ def pack_convolutions(module: fx.GraphModule) -> PassReport:
     if not found:
         return report
     constants, aliases = Constants(module), Aliases(graph)
-    packer = _Packer(module, constants)
+    packer = _Packer(module, constants, amx)
     chains = []
     taken: set[fx.Node] = set()
     for node in found:
@@ -186,7 +190,7 @@ def _reason_to_skip(node: fx.Node, constants: Constants) -> str | None:
 def _replace(graph: fx.Graph, chain: Chain, packer: _Packer) -> None:
     node, last = chain.nodes[0], chain.last
     arguments = arguments_of(node)
-    form = _form(node, arguments)
+    form = _form(node, arguments, packer.amx)
     weight, bias = packer.operands(chain, arguments, form)
     residual = chain.residual()
     x, original = arguments["input"], arguments["weight"].meta["val"]
@@ -212,19 +216,21 @@ def _replace(graph: fx.Graph, chain: Chain, packer: _Packer) -> None:
         graph.erase_node(old)
 
 
-def _form(node: fx.Node, arguments: dict[str, Any]) -> str:
+def _form(node: fx.Node, arguments: dict[str, Any], amx: bool) -> str:
     """How the weight is stored: "plain", "winograd", "small groups", or "bfloat16" as the model's convolution.
 
-    Winograd stays float32: where there is no AVX512_BF16 it is faster than the direct kernels, elsewhere as fast.
+    Winograd stays float32: where there is no AVX512_BF16 it is faster than the direct kernels, with it as fast; AMX's
+    direct kernel is to be preferred.
     """
-    if _uses_winograd(node, arguments):
+    is_bfloat16 = node.meta.get(ROUNDED_FROM) == torch.bfloat16
+    if _uses_winograd(node, arguments) and not (amx and is_bfloat16):
         return "winograd"
     out_channels, inputs, *kernel = arguments["weight"].meta["val"].shape
     groups = arguments["groups"]
     if len(kernel) == 2 and serves_small_groups(inputs * groups, out_channels, sizes_of(arguments, kernel), groups):
         return "small groups"
     serves = serves_bfloat16(inputs * groups, out_channels, [1, *kernel][-2:], groups)
-    return "bfloat16" if serves and node.meta.get(ROUNDED_FROM) == torch.bfloat16 else "plain"
+    return "bfloat16" if serves and is_bfloat16 else "plain"
 
 
 def _uses_winograd(node: fx.Node, arguments: dict[str, Any]) -> bool:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 from torch import fx
 
+from untorch import _core
 from untorch.export.passes.attention_in_bfloat16 import attention_in_bfloat16
 from untorch.export.passes.channels_last_weights import channels_last_weights
 from untorch.export.passes.choose_attention import choose_attention
@@ -56,6 +57,12 @@ if TYPE_CHECKING:
     from untorch.export.options import ExportOptions
 
 __all__ = ["PASSES", "PASS_NAMES", "Pass", "render_table"]
+
+
+def _is_for_amx(options: ExportOptions) -> bool:
+    """Whether the file runs on CPUs as this one only, which has AMX."""
+    return options.cpu == "native" and "amx" in _core.cpu_extensions().split()
+
 
 _DEVICE_NAMES = {"cpu": "CPU", "cuda": "CUDA"}
 
@@ -344,18 +351,19 @@ PASSES = (
         lambda module, options, device, architecture: widen_half_convolutions(module),
         "computes convolutions in bfloat16 and float16, and the operators between them (batch norm, activations, sums, "
         "concatenation, pooling, resizing), in float32, which needs no rounding in between. Dense convolutions in "
-        "bfloat16 keep their weights in it: AVX512_BF16 multiplies them on AMD's CPUs that have it, with inputs "
-        "rounded to bfloat16 and sums in float32. Other weights become float32, and so does the file's size for them",
+        "bfloat16 keep their weights in it: AMX and, on AMD's CPUs, AVX512_BF16 multiply them, with inputs rounded to "
+        "bfloat16 and sums in float32. Other weights become float32, and so does the file's size for them",
         devices=("cpu",),
     ),
     Pass(
         "pack_convolutions",
-        lambda module, options, device, architecture: pack_convolutions(module),
+        lambda module, options, device, architecture: pack_convolutions(module, _is_for_amx(options)),
         "makes one operator of our own from a 1-D or 2-D convolution with a constant weight and what follows: batch "
         "norm of inference, an activation, a residual sum of the same layout. It computes channels last and in "
         "float32, so a chain of convolutions needs no conversions, and the weight is stored in the kernel's layout "
         "([decision](decisions/0035-compute-cpu-convolutions-channels-last-with-packed-weights.md)). 3-D "
-        "convolutions stay, and transposed ones, unless stride and kernel are the same",
+        "convolutions stay, and transposed ones, unless stride and kernel are the same. 3×3 kernels in bfloat16, which "
+        "are float32 in Winograd's form, stay bfloat16 where the option cpu is native and this CPU has AMX",
         devices=("cpu",),
     ),
     Pass(

@@ -2,7 +2,7 @@
 
 The inputs and results of such a subgraph are converted, instead of every result inside. Batch norm, activations and
 sums that follow a convolution belong to it. Everything else stays in the half type. ``pack_convolutions`` stores the
-weights of dense convolutions in bfloat16 again (``ROUNDED_FROM``), for kernels with vdpbf16ps.
+weights of dense convolutions in bfloat16 again (``ROUNDED_FROM``), for kernels with AMX or vdpbf16ps.
 """
 
 from __future__ import annotations

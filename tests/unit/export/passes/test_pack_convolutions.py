@@ -198,6 +198,17 @@ def test_weights_of_bfloat16_models(convolution: nn.Module, form: torch.dtype) -
         torch.testing.assert_close(module(x.bfloat16()).float(), expected, rtol=2e-2, atol=2e-2)
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_with_amx_no_weight_of_bfloat16_becomes_one_of_winograd(dtype: torch.dtype) -> None:
+    module = unlift(nn.Conv2d(16, 16, 3, padding=1).to(dtype).eval(), torch.randn(1, 16, 14, 14, dtype=dtype))
+    widen_half_convolutions(module)
+    pack_convolutions(module, amx=True)
+    call = only_call(module)
+    weight = call.args[1]
+    assert isinstance(weight, fx.Node) and weight.meta["val"].dtype == dtype
+    assert call.args[13] is (dtype == torch.float32)
+
+
 def test_float16_models_keep_float32_weights() -> None:
     module = unlift(nn.Conv2d(16, 16, 1).half().eval(), torch.randn(1, 16, 5, 5).half())
     widen_half_convolutions(module)

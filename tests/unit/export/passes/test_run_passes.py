@@ -6,6 +6,8 @@ import re
 from collections.abc import Callable
 from dataclasses import fields, replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -39,6 +41,22 @@ def test_every_pass_reports_in_its_order() -> None:
 def test_each_can_be_switched_off(name: str) -> None:
     [report] = [r for r in run_passes(module(), ExportOptions(passes={name: False})) if r.name == name]
     assert report == PassReport(name, not_run="it is switched off by the option passes")
+
+
+@pytest.mark.parametrize(
+    ("cpu", "extensions", "expected"),
+    [
+        ("native", "vnni bf16 amx", True),
+        ("native", "vnni bf16", False),
+        ("portable", "amx", False),
+        (["native"], "amx", False),
+    ],
+)
+def test_files_for_this_cpu_are_for_amx(
+    cpu: Any, extensions: str, expected: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(table, "_core", SimpleNamespace(cpu_extensions=lambda: extensions))
+    assert table._is_for_amx(ExportOptions(cpu=cpu)) is expected
 
 
 def test_the_option_pack_linears_still_works() -> None:
