@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "kernels/cpu/attention/attention_levels.h"
+#include "kernels/cpu/common/amx_limits.h"
 #include "kernels/cpu/gemm/gemm.h"
 
 namespace untorch::kernels::cpu {
@@ -93,9 +94,17 @@ void attention(const Attention<float>& p) {
 }
 
 void attention(const HalfAttention& p) {
-  const bool bf16 = p.type == HalfType::kBFloat16 && cpu_has_fast_bf16();
-  divide(p, UNTORCH_ISA_CALL(attention_half_workspace)(p, bf16), [&](std::int64_t first, std::int64_t last, void* own) {
-    UNTORCH_ISA_CALL(attention_half_items)(p, bf16, first, last, own);
+  HalfMath math = HalfMath::kWidened;
+  if (p.type == HalfType::kBFloat16) {
+    if (p.queries >= kAmxFewestQueries && cpu_has_amx()) {
+      math = HalfMath::kAmx;
+    } else if (cpu_has_fast_bf16()) {
+      math = HalfMath::kDotBf16;
+    }
+  }
+  const std::size_t each = UNTORCH_ISA_CALL(attention_half_workspace)(p, math);
+  divide(p, each, [&](std::int64_t first, std::int64_t last, void* own) {
+    UNTORCH_ISA_CALL(attention_half_items)(p, math, first, last, own);
   });
 }
 

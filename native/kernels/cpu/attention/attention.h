@@ -29,7 +29,8 @@ struct Attention {
 };
 
 // The same in bfloat16 or float16. Scores, softmax, sums and the logsumexp are float32, and so is the mask. With
-// AVX512_BF16 both GEMMs multiply bfloat16, the probabilities being rounded; elsewhere operands are widened.
+// AMX and, on AMD's CPUs, AVX512_BF16 both GEMMs multiply bfloat16, the probabilities being rounded; elsewhere operands
+// are widened.
 struct HalfAttention {
   HalfType type;
   std::int64_t batch, heads, kv_heads, queries, keys, width;

@@ -41,9 +41,9 @@ inline void copy_row(const std::uint16_t* from, std::int64_t stride, std::int64_
   for (std::int64_t j = count; j < padded; ++j) to[j] = 0;
 }
 
-// B [k, n] into panels of pairs.
-inline void pack_pairs(std::int64_t k, std::int64_t n, MatrixRef<const std::uint16_t> b, std::uint32_t* packed) {
-  const std::int64_t pairs = (k + 1) / 2;
+// B [k, n] into panels of so many pairs, zeros behind k.
+inline void pack_pairs(std::int64_t k, std::int64_t n, MatrixRef<const std::uint16_t> b, std::uint32_t* packed,
+                       std::int64_t pairs) {
   const bool words = b.row_stride == 1 && b.col_stride % 2 == 0 && reinterpret_cast<std::uintptr_t>(b.data) % 4 == 0;
   const std::int64_t whole = words ? k / 2 : 0;
   if (words) {  // pairs are 32-bit elements of Bᵀ, transposed in registers
@@ -68,6 +68,9 @@ inline void pack_pairs(std::int64_t k, std::int64_t n, MatrixRef<const std::uint
       }
     }
   }
+}
+inline void pack_pairs(std::int64_t k, std::int64_t n, MatrixRef<const std::uint16_t> b, std::uint32_t* packed) {
+  pack_pairs(k, n, b, packed, (k + 1) / 2);
 }
 
 // Panels of pairs as panels of float32, [panel][2·pairs][16].

@@ -1,4 +1,4 @@
-"""Computes attention of float32 tensors in bfloat16, whose dot products CPUs with AVX512_BF16 have."""
+"""Computes attention of float32 tensors in bfloat16, whose dot products CPUs with AVX512_BF16 or AMX have."""
 
 from __future__ import annotations
 
