@@ -9,6 +9,8 @@
 #include <vector>
 
 #include "kernels/cpu/common/parallel_items.h"
+#include "kernels/cpu/convolution/amx_image.h"
+#include "kernels/cpu/convolution/amx_parts.h"
 #include "kernels/cpu/w8a8/convolution_levels.h"
 
 namespace untorch::kernels {
@@ -95,11 +97,12 @@ Quantization quantization_of_tensor(const FloatRange& range, float least) {
   return {scale, 1.0f / scale, std::min(-static_cast<std::int32_t>(std::nearbyintf(range.low / scale)), 255)};
 }
 
-// A row of an image as bytes, each pixel's groups padded to `padded` channels.
-void quantize_row(const Int8Convolution& p, const Source& from, std::int64_t offset, const Quantization& q,
-                  std::int64_t padded, std::uint8_t* to) {
+// `columns` pixels of a row, `step` apart, as bytes, `pixel` apart, each one's groups padded to `padded` channels.
+void quantize_pixels(const Int8Convolution& p, const Source& from, std::int64_t offset, std::int64_t columns,
+                     std::int64_t step, const Quantization& q, std::int64_t padded, std::int64_t pixel,
+                     std::uint8_t* to) {
   const ImageStrides& s = from.strides;
-  const std::int64_t c = p.in_channels, channels = p.groups * c, columns = p.input[1], pixel = p.groups * padded;
+  const std::int64_t c = p.in_channels, channels = p.groups * c;
   const auto convert = [&](std::int64_t at, std::int64_t count, std::uint8_t* out) {
     if (from.is_float) {
       UNTORCH_ISA_CALL(quantize_bytes)(from.line(at), count, q.inverse, q.zero, out);
@@ -108,21 +111,28 @@ void quantize_row(const Int8Convolution& p, const Source& from, std::int64_t off
     }
   };
   if (!has_dense_pixels(p, s)) {
-    std::uint8_t* const plane = scratch<std::uint8_t, 0>(columns);
+    const std::int64_t reach = (columns - 1) * step + 1;
+    std::uint8_t* const plane = scratch<std::uint8_t, 0>(reach);
     for (std::int64_t i = 0; i < channels; ++i) {
-      convert(offset + i * s.channel, columns, plane);
+      convert(offset + i * s.channel, reach, plane);
       std::uint8_t* const out = to + i / c * padded + i % c;
-      for (std::int64_t x = 0; x < columns; ++x) out[x * pixel] = plane[x];
+      for (std::int64_t x = 0; x < columns; ++x) out[x * pixel] = plane[x * step];
     }
-  } else if (padded == c && s.pixel == channels) {
+  } else if (padded == c && s.pixel * step == channels && pixel == channels) {
     convert(offset, columns * channels, to);
-  } else if (s.pixel == channels) {
+  } else if (padded == c) {
+    for (std::int64_t x = 0; x < columns; ++x) convert(offset + x * step * s.pixel, channels, to + x * pixel);
+  } else if (s.pixel * step == channels) {
     std::uint8_t* const line = scratch<std::uint8_t, 0>(columns * channels);
     convert(offset, columns * channels, line);
-    for (std::int64_t i = 0; i < columns * p.groups; ++i) std::copy_n(line + i * c, c, to + i * padded);
+    for (std::int64_t i = 0; i < columns * p.groups; ++i) {
+      std::copy_n(line + i * c, c, to + i / p.groups * pixel + i % p.groups * padded);
+    }
   } else {
     for (std::int64_t x = 0; x < columns; ++x) {
-      for (std::int64_t g = 0; g < p.groups; ++g) convert(offset + x * s.pixel + g * c, c, to + x * pixel + g * padded);
+      for (std::int64_t g = 0; g < p.groups; ++g) {
+        convert(offset + x * step * s.pixel + g * c, c, to + x * pixel + g * padded);
+      }
     }
   }
 }
@@ -146,7 +156,8 @@ std::uint8_t* make_input(const Int8Convolution& p, const Source& from, const std
     std::uint8_t* const row = made + i * to.row();
     if (pads) std::fill_n(row, to.row(), static_cast<std::uint8_t>(q.zero));
     if (y < 0 || y >= p.input[0]) return;
-    quantize_row(p, from, image * from.strides.batch + y * from.strides.row, q, to.channels, row + to.left * to.pixel);
+    quantize_pixels(p, from, image * from.strides.batch + y * from.strides.row, p.input[1], 1, q, to.channels, to.pixel,
+                    row + to.left * to.pixel);
   });
   return made;
 }
@@ -175,6 +186,45 @@ void run_dense(const Int8ConvolutionCall& call) {
     (call, tiles, tile0, tile1, grouped ? first : 0, grouped ? last : 1, grouped ? 0 : first, grouped ? panels : last,
      scratch<char, 2>(nbytes));
   });
+}
+
+// By AMX, from the input where it lies or from an image of bytes. False if vectors are faster, with nothing done.
+bool run_amx(const Int8ConvolutionCall& call, const Source& from, const std::vector<Quantization>& each,
+             bool in_place) {
+  const Int8Convolution& p = *call.problem;
+  const ImageStrides& s = from.strides;
+  const std::int64_t c = call.group_step, words = c / kInt8Group;
+  AmxImage image = amx_image(p, amx_pixel(p.groups * c), each.size() > 1);
+  if (!amx_pays(image, words, kAmxFewestInt8Words, kAmxFewestInt8Rows)) return false;
+  const void* data = from.data;
+  if (in_place && is_dense_pointwise(p, s)) {
+    image.pixel = s.pixel;
+  } else {
+    char* const made = amx_memory(image.nbytes());
+    for_each_item_grained(image.rows(), 8, image.nbytes() > kParallelWork, [&](std::int64_t i) {
+      const auto n = static_cast<std::size_t>(i / image.height % image.images);
+      const Quantization& q = each[each.size() == 1 ? 0 : n];
+      fill_amx_row(p, image, i, static_cast<std::uint8_t>(q.zero), made,
+                   [&](std::int64_t at, std::int64_t y, std::int64_t x, std::int64_t count, char* to) {
+                     quantize_pixels(p, from, at * s.batch + y * s.row + x * s.pixel, count, p.stride[1], q, c,
+                                     image.pixel, reinterpret_cast<std::uint8_t*>(to));
+                   });
+    });
+    data = made;
+  }
+  const AmxConvolution amx{image.lines,
+                           data,
+                           image.pixel,
+                           image.taps.data(),
+                           p.taps(),
+                           words,
+                           c,
+                           p.weight,
+                           ceil_div(p.out_channels, kPackWidth)};
+  for_each_amx_part(amx, p.groups, operations(p) > 4e6, [&](const AmxPart& part) {
+    UNTORCH_ISA_CALL(int8_convolution_amx_slice)(call, amx, part);
+  });
+  return true;
 }
 
 void run_depthwise(const Int8ConvolutionCall& call) {
@@ -227,21 +277,6 @@ void int8_convolution(const Int8Convolution& p, const void* input, bool input_is
   Int8ConvolutionCall call{};
   call.problem = &p, call.vnni = cpu_has_vnni(), call.residual = residual, call.output = output;
   call.group_step = c, call.taps = p.taps(), call.run = c / kInt8Group;
-  if (in_place) {
-    call.input = from.bytes(0);
-    call.batch_step = strides.batch, call.row_step = strides.row, call.pixel_step = strides.pixel;
-  } else {
-    Layout to{c, 0, 0, p.input[0], p.input[1], p.groups * c};
-    if (few) {
-      to.top = p.padding[0], to.left = p.padding[1];
-      to.height =
-          std::max((p.output[0] - 1) * p.stride[0] + (p.kernel[0] - 1) * p.dilation[0] + 1, to.top + p.input[0]);
-      to.width = std::max((p.output[1] - 1) * p.stride[1] + p.kernel[1], to.left + p.input[1]);
-      call.taps = p.kernel[0], call.run = p.kernel[1] * c / kInt8Group;
-    }
-    call.input = make_input(p, from, each, to) + to.top * to.row() + to.left * to.pixel;
-    call.pixel_step = to.pixel, call.row_step = to.row(), call.batch_step = to.height * to.row();
-  }
 
   const std::int64_t padded = p.padded_outputs(), pixel = p.groups * c;
   const bool bytes = p.output_scale.scale != 0.0f;
@@ -268,6 +303,22 @@ void int8_convolution(const Int8Convolution& p, const void* input, bool input_is
   }
   call.zeros = zeros, call.start = start, call.factor = factor, call.bias = bias;
   call.zeros_step = images == 1 ? 0 : pixel, call.channel_step = images == 1 ? 0 : padded;
+  if (!depthwise && cpu_has_amx() && run_amx(call, from, each, in_place)) return;
+  if (in_place) {
+    call.input = from.bytes(0);
+    call.batch_step = strides.batch, call.row_step = strides.row, call.pixel_step = strides.pixel;
+  } else {
+    Layout to{c, 0, 0, p.input[0], p.input[1], p.groups * c};
+    if (few) {
+      to.top = p.padding[0], to.left = p.padding[1];
+      to.height =
+          std::max((p.output[0] - 1) * p.stride[0] + (p.kernel[0] - 1) * p.dilation[0] + 1, to.top + p.input[0]);
+      to.width = std::max((p.output[1] - 1) * p.stride[1] + p.kernel[1], to.left + p.input[1]);
+      call.taps = p.kernel[0], call.run = p.kernel[1] * c / kInt8Group;
+    }
+    call.input = make_input(p, from, each, to) + to.top * to.row() + to.left * to.pixel;
+    call.pixel_step = to.pixel, call.row_step = to.row(), call.batch_step = to.height * to.row();
+  }
   depthwise ? run_depthwise(call) : run_dense(call);
 }
 

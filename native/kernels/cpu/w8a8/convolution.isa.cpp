@@ -8,7 +8,7 @@
 // channels with AVX-512 (12 × 2): bound by the multipliers. The sums pass to the epilogue through a tile in L1.
 #include <cstdint>
 
-#include "kernels/cpu/w8a8/convolution_finish.h"
+#include "kernels/cpu/w8a8/convolution_bytes.h"
 
 namespace untorch::kernels::UNTORCH_ISA {
 namespace {
@@ -30,16 +30,6 @@ constexpr int kTallest = 12;  // of the tables of addresses
 
 constexpr std::int64_t ceil_div(std::int64_t x, std::int64_t y) { return (x + y - 1) / y; }
 constexpr std::int64_t smaller(std::int64_t x, std::int64_t y) { return x < y ? x : y; }
-
-// What finish_bytes() needs of a tile.
-struct ByteTile {
-  const float *factor, *bias;
-  std::uint8_t* out;
-  const std::uint8_t* residual;  // laid out like out, or null
-  std::int64_t ldc;
-  float high, residual_factor;
-  std::int32_t zero, residual_zero;
-};
 
 struct SumTile {
   std::int64_t taps, run, offset;  // run: words of a tap; offset: bytes, of the group
@@ -91,65 +81,6 @@ template <int MR, int NP>
     for (int j = 0; j < W; ++j) *reinterpret_cast<LooseInts*>(t.sums + (i * W + j) * N) = acc[i][j];
   }
 }
-
-#if defined(UNTORCH_VNNI) && defined(__AVX512F__)
-#define UNTORCH_FINISHES_IN_REGISTERS 1
-
-// A tile's sums to bytes: what Finisher does without a lower clamp other than the byte's own. Packing saturates, and
-// takes four vectors at a time.
-template <bool kResidual, int MR, int W>
-[[gnu::always_inline]] inline void finish_bytes(Ints (&acc)[MR][W], const ByteTile& t) {
-  using V = Vector<float>;
-  const V high = V{} + t.high, factor_of_residual = V{} + t.residual_factor;
-  const Ints zero = Ints{} + t.zero, zero_of_residual = Ints{} + t.residual_zero;
-#pragma GCC unroll 4
-  for (int j = 0; j < W; ++j) {
-    const V factor = load(t.factor + j * N), bias = load(t.bias + j * N);
-#pragma GCC unroll 12
-    for (int i = 0; i < MR; ++i) {
-      V y = __builtin_convertvector(acc[i][j], V) * factor + bias;
-      if constexpr (kResidual) {
-        const std::uint8_t* const from = t.residual + i * t.ldc + j * N;
-        const Ints r = (Ints)_mm512_cvtepu8_epi32((__m128i) * reinterpret_cast<const LooseNarrow*>(from));
-        y += __builtin_convertvector(r - zero_of_residual, V) * factor_of_residual;
-      }
-      y = high < y ? high : y;
-      acc[i][j] = rounded(y) + zero;  // NaN and what is below int32 become its least value
-    }
-  }
-  typedef std::uint8_t Half __attribute__((vector_size(32), aligned(1), may_alias));
-  typedef std::uint8_t Whole __attribute__((vector_size(64), aligned(1), may_alias));
-  const __m512i order = _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
-  const auto packed = [&](Ints a, Ints b, Ints c, Ints d) __attribute__((always_inline)) {
-    const __m512i low = _mm512_packs_epi32((__m512i)a, (__m512i)b), up = _mm512_packs_epi32((__m512i)c, (__m512i)d);
-    return _mm512_maskz_permutexvar_epi32(0xffff, order, _mm512_packus_epi16(low, up));
-  };
-  if constexpr (W == 4) {
-#pragma GCC unroll 12
-    for (int i = 0; i < MR; ++i) {
-      *reinterpret_cast<Whole*>(t.out + i * t.ldc) = (Whole)packed(acc[i][0], acc[i][1], acc[i][2], acc[i][3]);
-    }
-  } else if constexpr (W == 2) {
-#pragma GCC unroll 12
-    for (int i = 0; i < MR; i += 2) {
-      const int next = i + 1 < MR ? i + 1 : i;
-      const __m512i both = packed(acc[i][0], acc[i][1], acc[next][0], acc[next][1]);
-      *reinterpret_cast<Half*>(t.out + i * t.ldc) = (Half)_mm512_castsi512_si256(both);
-      if (next != i) *reinterpret_cast<Half*>(t.out + next * t.ldc) = (Half)_mm512_extracti64x4_epi64(both, 1);
-    }
-  } else {
-#pragma GCC unroll 12
-    for (int i = 0; i < MR; ++i) {
-#pragma GCC unroll 4
-      for (int j = 0; j < W; ++j) {
-        const __m512i u = _mm512_max_epi32((__m512i)acc[i][j], _mm512_setzero_si512());
-        *reinterpret_cast<LooseNarrow*>(t.out + i * t.ldc + j * N) =
-            (LooseNarrow)_mm512_maskz_cvtusepi32_epi8(0xffff, u);
-      }
-    }
-  }
-}
-#endif
 
 #if defined(UNTORCH_VNNI)
 template <int MR, int NP>
@@ -343,13 +274,11 @@ void int8_convolution_slice(const Int8ConvolutionCall& call, const PixelTiles& t
   const std::int64_t most = widest(static_cast<int>(tallest), call.vnni);
   Finisher finish(call);
   alignas(64) std::int32_t sums[kTallest * 4 * P];
-  ByteTile bytes{};
+  ByteTile bytes = byte_tile(call, finish);
   bool in_registers = false;
 #if defined(UNTORCH_FINISHES_IN_REGISTERS)
   in_registers = call.vnni && finish.only_clamps_above();
 #endif
-  bytes.ldc = p.groups * n, bytes.high = finish.high(), bytes.zero = p.output_scale.zero;
-  bytes.residual_factor = finish.residual_factor(), bytes.residual_zero = p.residual_scale.zero;
   for (std::int64_t group = group0; group < group1; ++group) {
     for (std::int64_t panel = panel0; panel < panel1;) {
       // As few groups of panels as the registers allow, of about equal width.

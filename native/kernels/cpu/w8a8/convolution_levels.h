@@ -50,5 +50,7 @@ UNTORCH_ISA_DECLARE(
     void int8_convolution_slice(const Int8ConvolutionCall& call, const PixelTiles& tiles, std::int64_t tile0,
                                 std::int64_t tile1, std::int64_t group0, std::int64_t group1, std::int64_t panel0,
                                 std::int64_t panel1, void* workspace);
+    // The same by AMX, whose image has the input.
+    void int8_convolution_amx_slice(const Int8ConvolutionCall& call, const AmxConvolution& amx, const AmxPart& part);
     // Output rows [row0, row1) of all images, all channels.
     void int8_depthwise_slice(const Int8ConvolutionCall& call, std::int64_t row0, std::int64_t row1);)
