@@ -10,19 +10,15 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "kernels/cpu/attention/attention_amx.h"
 #include "kernels/cpu/attention/attention_levels.h"
 #include "kernels/cpu/attention/soften_block.h"
-#include "kernels/cpu/common/amx.h"
-#include "kernels/cpu/gemm/gemm_half_micro.h"
-#include "kernels/cpu/gemm/gemm_half_pack.h"
 
 namespace untorch::kernels::UNTORCH_ISA {
 namespace {
 
 using Bits = std::uint16_t;
 using cpu::HalfAttention;
-constexpr std::int64_t kPadded = 32;  // elements of a row are a multiple of it
-
 struct Workspace {
   std::uint32_t* pairs;  // of K or V, before they are widened; no block of queries reads it then
   void* keys;            // [ceil(keys/16)][pairs of width][16], pairs or twice as many floats
@@ -35,7 +31,7 @@ struct Workspace {
 
 // Of a k. AMX takes steps of 16.
 constexpr std::int64_t pairs_of(std::int64_t k, HalfMath math) {
-  return math == HalfMath::kAmx ? round_up(k, kPadded) / 2 : (k + 1) / 2;
+  return math == HalfMath::kAmx ? round_up(k, kAmxPadding) / 2 : (k + 1) / 2;
 }
 
 Workspace layout(const HalfAttention& p, HalfMath math, char* memory, std::size_t* size) {
@@ -53,7 +49,7 @@ Workspace layout(const HalfAttention& p, HalfMath math, char* memory, std::size_
   w.scores = static_cast<float*>(take(kQueryBlock * kKeyBlock * 4));
   w.probabilities = static_cast<Bits*>(take(bf16 ? kQueryBlock * kKeyBlock * 2 : 0));
   w.sums = static_cast<float*>(take(kQueryBlock * round_up(p.width, P) * 4));
-  w.query = take(kQueryBlock * round_up(p.width, kPadded) * element);
+  w.query = take(kQueryBlock * round_up(p.width, kAmxPadding) * element);
   w.keys = take(keys * element);
   w.values = take(values * element);
   w.pairs = static_cast<std::uint32_t*>(take(bf16 ? 0 : (keys > values ? keys : values) * 2));
@@ -65,19 +61,10 @@ Workspace layout(const HalfAttention& p, HalfMath math, char* memory, std::size_
 template <HalfType H>
 void pack(HalfMath math, std::int64_t k, std::int64_t n, MatrixRef<const Bits> b, std::uint32_t* pairs, void* to) {
   const std::int64_t count = pairs_of(k, math);
-  if (math != HalfMath::kWidened) return pack_pairs(k, n, b, static_cast<std::uint32_t*>(to), count);
+  if (math != HalfMath::kWidened) return pack_pairs(k, n, b, static_cast<std::uint32_t*>(to), count, count);
   pack_pairs(k, n, b, pairs);
   widen_panels<H>(pairs, (n + P - 1) / P, count * P, count, static_cast<float*>(to));
 }
-
-#if defined(__AVX512F__)
-// `count`, a multiple of 16, to bfloat16. Subnormals become zero, as vdpbf16ps takes them.
-UNTORCH_BF16 void round_row(const float* from, std::int64_t count, Bits* to) {
-  for (std::int64_t x = 0; x < count; x += 16) {
-    _mm256_storeu_si256(reinterpret_cast<__m256i*>(to + x), (__m256i)_mm512_cvtneps_pbh(_mm512_loadu_ps(from + x)));
-  }
-}
-#endif
 
 // C [rows, 16·panels] = A·B, or C += A·B, from the block of pairs [from, from + count) of each panel's `total`.
 void multiply(HalfMath math, std::int64_t rows, std::int64_t panels, std::int64_t from, std::int64_t count,
@@ -92,16 +79,8 @@ void multiply(HalfMath math, std::int64_t rows, std::int64_t panels, std::int64_
   }
 #if defined(__AVX512F__)
   if (math == HalfMath::kAmx) {
-    const AmxOperands whole{.a = a,
-                            .a_stride = lda * 2,
-                            .b = static_cast<const std::uint32_t*>(b) + from * P,
-                            .panel_bytes = total * kAmxTileBytes,
-                            .c = c,
-                            .c_stride = ldc * 4,
-                            .steps = count / kAmxMostWords,
-                            .start = accumulate ? c : nullptr,
-                            .start_stride = ldc * 4};
-    return amx_gemm_blocks<AmxTiles, false>(whole, rows, panels);
+    const auto* const block = static_cast<const std::uint32_t*>(b) + from * P;
+    return multiply_amx(rows, panels, count, total, a, lda, block, accumulate, c, ldc);
   }
   const std::int64_t pieces = (rows + kMaxRows - 1) / kMaxRows;
   const auto tile_rows = static_cast<int>((rows + pieces - 1) / pieces);
@@ -147,7 +126,7 @@ template <HalfType H>
 void block(const HalfAttention& p, HalfMath math, const Workspace& w, std::int64_t b, std::int64_t h,
            std::int64_t first) {
   const std::int64_t rows = smaller(kQueryBlock, p.queries - first), width = p.width, ldo = round_up(width, P);
-  const std::int64_t ldq = round_up(width, kPadded), width_pairs = pairs_of(width, math);
+  const std::int64_t ldq = round_up(width, kAmxPadding), width_pairs = pairs_of(width, math);
   const std::int64_t key_pairs = pairs_of(p.keys, math);
   const bool bf16 = math != HalfMath::kWidened;
   const Bits* const q = p.query.data + b * p.query.batch_stride + h * p.query.head_stride + first * p.query.row_stride;
@@ -176,11 +155,7 @@ void block(const HalfAttention& p, HalfMath math, const Workspace& w, std::int64
     }
     soften_block(p, mask, first, rows, j, cols, w.scores, w.sums, ldo, maximum, sum);
 #if defined(__AVX512F__)
-    for (std::int64_t i = 0; bf16 && i < rows; ++i) {
-      Bits* const row = w.probabilities + i * kKeyBlock;
-      round_row(w.scores + i * kKeyBlock, padded, row);
-      for (std::int64_t x = padded; x < 2 * block_pairs; ++x) row[x] = 0;
-    }
+    if (bf16) round_probabilities(rows, padded, 2 * block_pairs, w.scores, w.probabilities);
 #endif
     const void* const probabilities = bf16 ? static_cast<const void*>(w.probabilities) : w.scores;
     multiply(math, rows, ldo / P, j / 2, block_pairs, key_pairs, probabilities, kKeyBlock, w.values, j > 0, w.sums,

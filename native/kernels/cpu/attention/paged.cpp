@@ -94,7 +94,7 @@ void paged_attention(const PagedAttention& p) {
   const std::int64_t each = (UNTORCH_ISA_CALL(paged_workspace)(p) + 4095) / 4096 * 4096;
   char* const memory = static_cast<char*>(gemm_scratch(static_cast<std::size_t>(each * threads)));
   const auto count = static_cast<std::int64_t>(items.size()), joined = static_cast<std::int64_t>(joins.size());
-  const bool bf16 = cpu_has_fast_bf16();
+  const bool bf16 = cpu_has_fast_bf16(), amx = p.dtype == DType::kBFloat16 && cpu_has_amx();
 #pragma omp parallel num_threads(threads) if (threads > 1)
   {
     void* const own = memory + omp_get_thread_num() * each;
@@ -102,7 +102,7 @@ void paged_attention(const PagedAttention& p) {
     for (std::int64_t t = 0; t < p.tokens; ++t) UNTORCH_ISA_CALL(paged_write)(p, t, own);
 #pragma omp for schedule(dynamic, 1)
     for (std::int64_t i = 0; i < count; ++i) {
-      UNTORCH_ISA_CALL(paged_item)(p, items[static_cast<std::size_t>(i)], bf16, own);
+      UNTORCH_ISA_CALL(paged_item)(p, items[static_cast<std::size_t>(i)], bf16, amx, own);
     }
 #pragma omp for schedule(static)
     for (std::int64_t i = 0; i < joined; ++i) {

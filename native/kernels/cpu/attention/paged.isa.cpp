@@ -1,16 +1,17 @@
 // Paged attention of one item: FlashAttention's running softmax over pages, in float32.
 //
 //   for blocks of 128 keys          pages are multiples of 16 keys, so a panel of keys lies in one
-//     S = scale·Q·Kᵀ                few rows: dot products on the pages; else K is packed into panels
+//     S = scale·Q·Kᵀ                few rows: dot products on the pages; else K is packed into panels, for AMX of pairs
 //     softcap, ALiBi, mask          a row sees keys [low, high)
 //     running softmax
 //     O += P·V                      few rows: from the pages; else V is copied into one buffer, zeros where no key is
 //
 // Pages of int8 or FP8 codes: the scale of a key goes into its scores, that of a value into its weights. With few rows
-// it is bound by reading the pages once; with many by the FMAs.
+// it is bound by reading the pages once; with many by the FMAs, with AMX, on pages of bfloat16, by the softmax.
 #include <cstddef>
 #include <cstdint>
 
+#include "kernels/cpu/attention/paged_amx.h"
 #include "kernels/cpu/attention/paged_codes.h"
 #include "kernels/cpu/attention/paged_levels.h"
 #include "kernels/cpu/attention/softmax.h"
@@ -21,101 +22,8 @@
 namespace untorch::kernels::UNTORCH_ISA {
 namespace {
 
-using Bits = std::uint16_t;
 constexpr std::int64_t kDotRowsLimit = 8;
 constexpr std::int64_t kKeysAhead = 32;  // two of the smallest pages
-
-// What elements of the model are, and those of a page; Int8 and Fp8 are other kinds of pages.
-struct Float {
-  using type = float;
-  static V load(const float* p) { return UNTORCH_ISA::load(p); }
-  static V part(const float* p, std::int64_t count) { return load_part(p, count); }
-  static void put(float* p, V v, std::int64_t count) {
-    if (count >= N) return store(p, v);
-    float values[N];
-    store(values, v);
-    for (std::int64_t i = 0; i < count; ++i) p[i] = values[i];
-  }
-};
-template <HalfType H>
-struct Half16 {
-  using type = Bits;
-  static constexpr HalfType kType = H;
-  static V load(const Bits* p) { return load_half<H>(p); }
-  static V part(const Bits* p, std::int64_t count) { return load_half_part<H>(p, count); }
-  static void put(Bits* p, V v, std::int64_t count) {
-    if (count >= N) return store_half<H>(p, v);
-    store_half_part<H>(p, v, count);
-  }
-};
-
-template <class S>
-inline constexpr bool kIsCodes = sizeof(typename S::type) == 1;
-
-// `count` elements as float32; zeros up to `padded`.
-template <class E>
-void widen(const typename E::type* from, std::int64_t count, std::int64_t padded, float* to) {
-  std::int64_t i = 0;
-  for (; i + N <= count; i += N) store(to + i, E::load(from + i));
-  if (i < count) {
-    const V v = E::part(from + i, count - i);
-    for (std::int64_t x = i; x < count; ++x) to[x] = v[x - i];
-    i = count;
-  }
-  for (; i < padded; ++i) to[i] = 0.0f;
-}
-
-struct PagedWorkspace {
-  float* scores;  // [48][128]
-  float* sums;    // [48][width_v rounded up]
-  float* query;   // [48][width]
-  float* keys;    // [8][width][16]: 128 keys in panels
-  float* rows;    // [16][width]: a panel's keys before they are packed
-  float* values;  // [128][width_v rounded up]
-  Bits* query16;  // [48][width], for dot products of the half types
-  float* token;   // [width or width_v, rounded up]: a new key or value
-};
-
-PagedWorkspace layout(const PagedAttention& p, char* memory, std::int64_t* size) {
-  PagedWorkspace w{};
-  std::int64_t at = 0;
-  const auto take = [&](std::int64_t bytes) {
-    char* const part = memory == nullptr ? nullptr : memory + at;
-    at += round_up(bytes, 64);
-    return part;
-  };
-  const auto floats = [&](std::int64_t count) { return reinterpret_cast<float*>(take(count * 4)); };
-  w.scores = floats(kPagedRows * kKeyBlock);
-  w.sums = floats(kPagedRows * round_up(p.width_v, P));
-  w.query = floats(kPagedRows * p.width);
-  w.keys = floats(kKeyBlock * p.width);
-  w.rows = floats(P * p.width);
-  w.values = floats(kKeyBlock * round_up(p.width_v, P));
-  w.query16 = reinterpret_cast<Bits*>(take(kPagedRows * p.width * 2));
-  w.token = floats(round_up(p.width > p.width_v ? p.width : p.width_v, P));
-  if (size != nullptr) *size = at;
-  return w;
-}
-
-// A key's elements of one head; its block holds `block` of them one behind the other.
-template <class T>
-const T* key_at(const PagedAttention& p, std::int64_t sequence, std::int64_t head, std::int64_t j) {
-  const std::int64_t page = p.block_table[sequence * p.table_columns + j / p.block];
-  return static_cast<const T*>(p.pool) + page * p.pool_block + p.offset + (head * p.block + j % p.block) * p.width;
-}
-template <class T>
-const T* value_at(const PagedAttention& p, std::int64_t sequence, std::int64_t head, std::int64_t j) {
-  const std::int64_t page = p.block_table[sequence * p.table_columns + j / p.block];
-  return static_cast<const T*>(p.pool) + page * p.pool_block + p.offset + p.kv_heads * p.block * p.width +
-         (head * p.block + j % p.block) * p.width_v;
-}
-// The scales of keys, in a page of codes, of this head and position on; those of values follow after kv_heads · block.
-const Bits* scales_at(const PagedAttention& p, std::int64_t sequence, std::int64_t head, std::int64_t j) {
-  const std::int64_t page = p.block_table[sequence * p.table_columns + j / p.block];
-  const std::int64_t data = p.kv_heads * p.block * (p.width + p.width_v);
-  return reinterpret_cast<const Bits*>(static_cast<const char*>(p.pool) + page * p.pool_block + p.offset + data) +
-         head * p.block + j % p.block;
-}
 
 // Dot products of up to four rows with four keys, `sums` [4][16].
 void dots(Float, bool, std::int64_t rows, std::int64_t k, const float* a, const float* b, float* sums) {
@@ -215,9 +123,9 @@ void dispatch(DType dtype, Fn&& fn) {
   }
 }
 
-// The queries of an item, in float32 and, of a half type, as they are.
+// The queries of an item, in float32 and, of a half type, as they are with zeros up to `padded`.
 template <class E>
-void load_queries(const PagedAttention& p, const PagedItem& item, const PagedWorkspace& w) {
+void load_queries(const PagedAttention& p, const PagedItem& item, const PagedWorkspace& w, std::int64_t padded) {
   using T = typename E::type;
   const std::int64_t group = p.heads / p.kv_heads;
   for (std::int64_t r = 0; r < item.count * group; ++r) {
@@ -225,7 +133,7 @@ void load_queries(const PagedAttention& p, const PagedItem& item, const PagedWor
     const T* const from = static_cast<const T*>(p.q) + (item.query + r / group) * p.q_token + head * p.q_head;
     widen<E>(from, p.width, p.width, w.query + r * p.width);
     if constexpr (sizeof(T) == 2) {
-      for (std::int64_t x = 0; x < p.width; ++x) w.query16[r * p.width + x] = from[x];
+      copy_row(from, 1, p.width, padded, w.query16 + r * padded);
     }
   }
 }
@@ -258,19 +166,26 @@ void add_values(const PagedAttention& p, const PagedItem& item, const PagedWorks
 }
 
 template <class S>
-void item_of(const PagedAttention& p, const PagedItem& item, bool bf16, const PagedWorkspace& w) {
+void item_of(const PagedAttention& p, const PagedItem& item, bool bf16, bool amx, const PagedWorkspace& w) {
   using T = typename S::type;
   const std::int64_t group = p.heads / p.kv_heads, rows = item.count * group, ldo = round_up(p.width_v, P);
   const std::int64_t begin = p.cu_seqlens_q[item.sequence], end = p.cu_seqlens_q[item.sequence + 1];
   const std::int64_t length = p.seqlens_k[item.sequence];
   const std::int64_t position = length - (end - begin) + (item.query - begin);  // of the first query
-  dispatch(p.dtype, [&]<class E>(E) { load_queries<E>(p, item, w); });
+  const bool tiles = kIsBFloat16<S> && amx && rows >= kAmxFewestQueries;
+  const std::int64_t ldq = tiles ? round_up(p.width, kAmxPadding) : p.width;
+  dispatch(p.dtype, [&]<class E>(E) { load_queries<E>(p, item, w, ldq); });
+  const AmxScope scope(tiles);
   float maximum[kPagedRows], sum[kPagedRows];
   for (std::int64_t r = 0; r < rows; ++r) maximum[r] = kNone, sum[r] = 0.0f;
   for (std::int64_t x = 0; x < rows * ldo; ++x) w.sums[x] = 0.0f;
   for (std::int64_t j = item.key0; j < item.key1; j += kKeyBlock) {
     const std::int64_t cols = smaller(kKeyBlock, item.key1 - j), padded = round_up(cols, P);
+#if defined(__AVX512F__)
+    tiles ? score_amx(p, item, w, rows, j, cols) : score<S>(p, item, w, bf16, rows, j, cols);
+#else
     score<S>(p, item, w, bf16, rows, j, cols);
+#endif
     if constexpr (kIsCodes<S>) apply_scales<S>(p, item, rows, j, cols, false, w.scores);
     for (std::int64_t r = 0; r < rows; ++r) {
       float* const row = w.scores + r * kKeyBlock;
@@ -300,6 +215,12 @@ void item_of(const PagedAttention& p, const PagedItem& item, bool bf16, const Pa
       add_values<S>(p, item, w, rows, j, cols, ldo);
       continue;
     }
+#if defined(__AVX512F__)
+    if (tiles) {
+      add_values_amx(p, item, w, rows, j, cols, ldo);
+      continue;
+    }
+#endif
     for (std::int64_t x = 0; x < cols; ++x) {
       widen<S>(value_at<T>(p, item.sequence, item.kv_head, j + x), p.width_v, ldo, w.values + x * ldo);
     }
@@ -412,9 +333,9 @@ std::int64_t paged_workspace(const PagedAttention& p) {
   return size;
 }
 
-void paged_item(const PagedAttention& p, const PagedItem& item, bool bf16, void* workspace) {
+void paged_item(const PagedAttention& p, const PagedItem& item, bool bf16, bool amx, void* workspace) {
   const PagedWorkspace w = layout(p, static_cast<char*>(workspace), nullptr);
-  dispatch_pool(p, [&]<class S>(S) { item_of<S>(p, item, bf16, w); });
+  dispatch_pool(p, [&]<class S>(S) { item_of<S>(p, item, bf16, amx, w); });
 }
 
 void paged_join(const PagedAttention& p, const PagedItem& first, std::int64_t parts) {

@@ -21,6 +21,7 @@ struct PagedItem {
 }  // namespace untorch::kernels
 
 UNTORCH_ISA_DECLARE(std::int64_t paged_workspace(const PagedAttention& p);
-                    void paged_item(const PagedAttention& p, const PagedItem& item, bool bf16, void* workspace);
+                    void paged_item(const PagedAttention& p, const PagedItem& item, bool bf16, bool amx,
+                                    void* workspace);
                     void paged_join(const PagedAttention& p, const PagedItem& first, std::int64_t parts);
                     void paged_write(const PagedAttention& p, std::int64_t token, void* workspace);)

@@ -41,16 +41,16 @@ inline void copy_row(const std::uint16_t* from, std::int64_t stride, std::int64_
   for (std::int64_t j = count; j < padded; ++j) to[j] = 0;
 }
 
-// B [k, n] into panels of so many pairs, zeros behind k.
+// B [k, n] into panels of so many pairs, zeros behind k; panel_step: pairs from a panel to the next.
 inline void pack_pairs(std::int64_t k, std::int64_t n, MatrixRef<const std::uint16_t> b, std::uint32_t* packed,
-                       std::int64_t pairs) {
+                       std::int64_t pairs, std::int64_t panel_step) {
   const bool words = b.row_stride == 1 && b.col_stride % 2 == 0 && reinterpret_cast<std::uintptr_t>(b.data) % 4 == 0;
   const std::int64_t whole = words ? k / 2 : 0;
   if (words) {  // pairs are 32-bit elements of Bᵀ, transposed in registers
     for (std::int64_t j = 0; j < n; j += kPackWidth) {
       pack_panel(whole, n - j < kPackWidth ? n - j : kPackWidth,
                  reinterpret_cast<const float*>(b.data) + j * (b.col_stride / 2), 1, b.col_stride / 2,
-                 reinterpret_cast<float*>(packed) + j * pairs);
+                 reinterpret_cast<float*>(packed) + j * panel_step);
     }
   }
   const auto bits = [&](std::int64_t row, std::int64_t col) -> std::uint32_t {
@@ -58,7 +58,7 @@ inline void pack_pairs(std::int64_t k, std::int64_t n, MatrixRef<const std::uint
   };
   for (std::int64_t p = whole; p < pairs; ++p) {
     for (std::int64_t j = 0; j < n; j += kPackWidth) {
-      std::uint32_t* const to = packed + j * pairs + p * kPackWidth;
+      std::uint32_t* const to = packed + j * panel_step + p * kPackWidth;
       if (b.col_stride == 1 && j + kPackWidth <= n && 2 * p + 1 < k) {
         const std::uint16_t* const low = b.data + 2 * p * b.row_stride + j;
         const std::uint16_t* const high = low + b.row_stride;
@@ -70,7 +70,7 @@ inline void pack_pairs(std::int64_t k, std::int64_t n, MatrixRef<const std::uint
   }
 }
 inline void pack_pairs(std::int64_t k, std::int64_t n, MatrixRef<const std::uint16_t> b, std::uint32_t* packed) {
-  pack_pairs(k, n, b, packed, (k + 1) / 2);
+  pack_pairs(k, n, b, packed, (k + 1) / 2, (k + 1) / 2);
 }
 
 // Panels of pairs as panels of float32, [panel][2·pairs][16].
