@@ -242,6 +242,21 @@ int run(Problem p, bool per_image) {
   return 0;
 }
 
+// Tiles finish each pixel of a line once, and read nothing behind a line that is as long as a tile.
+int places(std::int64_t length) {
+  const AmxLines lines{2, length, 1, length, length};
+  std::vector<int> times(2 * length);
+  for (std::int64_t tile = 0; tile < 2 * lines.tiles(); ++tile) {
+    const AmxPlace place = amx_place(lines, tile);
+    for (int i = place.skipped; i < place.rows; ++i) ++times[place.line * length + place.first + i];
+    if (length >= kAmxBlock && place.first + (place.rows > kAmxRows ? kAmxBlock : kAmxRows) > length) return 1;
+  }
+  for (int count : times) {
+    if (count != 1) return 1;
+  }
+  return 0;
+}
+
 int main() {
   const Problem problems[] = {
       // batch, groups, in, out; input, kernel, stride, padding, dilation
@@ -264,6 +279,7 @@ int main() {
       count += 2;
     }
   }
+  for (int length = 1; length < 200; ++length) failures += places(length);
   std::printf("%d convolutions\n", count);
   return failures != 0;
 }

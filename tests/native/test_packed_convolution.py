@@ -295,7 +295,7 @@ def test_bfloat16_weights(data: st.DataObject) -> None:
     draw = data.draw
     torch.manual_seed(draw(st.integers(0, 99)))
     groups = draw(st.sampled_from([1, 1, 1, 2, 3]))
-    c = groups * draw(st.sampled_from([2, 10, 14, 16, 34, 800, 1602]))
+    c = groups * draw(st.sampled_from([2, 10, 14, 16, 34, 48, 184, 800, 1602]))
     o = groups * draw(st.sampled_from([1, 3, 8, 15, 16, 17, 24, 32, 50, 70]))
     pointwise = c <= 8 or draw(st.booleans())
     kernel = (1, 1) if pointwise else draw(st.tuples(st.integers(1, 3), st.integers(1, 3)))

@@ -123,6 +123,16 @@ def test_long_sequences_are_cut_into_parts(dtype: torch.dtype, sinks: bool, kv: 
     verify(given)
 
 
+@pytest.mark.parametrize("dtype", list(TOLERANCE))
+@pytest.mark.parametrize(("width", "width_v"), [(64, 64), (40, 24), (33, 16), (8, 100)])
+@pytest.mark.parametrize("window", [0, 50])
+def test_prompts(width: int, width_v: int, window: int, dtype: torch.dtype) -> None:
+    """Blocks of 48 rows, whole and not, widths that are no multiple of a tile's."""
+    given = batch([(70, 200), (9, 37), (33, 33)], 8, 2, width, width_v, 16, dtype)
+    given["window"] = window
+    verify(given)
+
+
 @pytest.mark.parametrize("kv", KV)
 def test_pages_behind_the_window_may_be_anything(kv: torch.dtype | None) -> None:
     given = batch([(3, 400)], 2, 1, 16, 16, kv=kv)
