@@ -5,8 +5,8 @@
 //       for tiles of 32 pixels      of one line; A's rows are pixels of the image, out of L2
 //         four tiles of sums        the last block ends in the epilogue; others leave them in a buffer
 //
-// A step is four tile loads for four products of 16 cycles each. An image's pixels are no multiple of 4 KiB apart,
-// which would put 16 rows into one set of L1.
+// A step is four tile loads for four dot products of tiles, 16 cycles each. An image's pixels are no multiple of 512
+// bytes apart, which would put a tile's rows into few sets of L1.
 #pragma once
 
 #include <cstdint>
@@ -16,7 +16,7 @@
 
 namespace untorch::kernels::UNTORCH_ISA {
 
-inline constexpr std::int64_t kAmxPanelBytes = 16 << 10;  // of a panel that stay in L1, half as much as two have
+inline constexpr std::int64_t kAmxPanelBytes = 16 << 10;  // of weights that stay in L1, for each of two panels
 inline constexpr int kAmxBlockTiles = kAmxBlockPixels / kAmxTilePixels;
 static_assert(kAmxTilePixels == kAmxBlock);
 
