@@ -10,7 +10,7 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "kernels/cpu/attention/attention_amx.h"
+#include "kernels/cpu/attention/attention_bf16.h"
 #include "kernels/cpu/attention/attention_levels.h"
 #include "kernels/cpu/attention/soften_block.h"
 
@@ -78,24 +78,8 @@ void multiply(HalfMath math, std::int64_t rows, std::int64_t panels, std::int64_
     return run_tiles(tile, rows, panels);
   }
 #if defined(__AVX512F__)
-  if (math == HalfMath::kAmx) {
-    const auto* const block = static_cast<const std::uint32_t*>(b) + from * P;
-    return multiply_amx(rows, panels, count, total, a, lda, block, accumulate, c, ldc);
-  }
-  const std::int64_t pieces = (rows + kMaxRows - 1) / kMaxRows;
-  const auto tile_rows = static_cast<int>((rows + pieces - 1) / pieces);
-  PairTile tile{};
-  tile.pairs = count, tile.lda = lda, tile.panel_step = total * P, tile.ldc = ldc, tile.accumulate = accumulate;
-  for (std::int64_t j = 0; j < panels;) {
-    const int group = choose_panels(tile_rows, panels - j);
-    tile.b = static_cast<const std::uint32_t*>(b) + (j * total + from) * P;
-    for (std::int64_t i = 0; i < rows; i += tile_rows) {
-      const auto height = static_cast<int>(smaller(tile_rows, rows - i));
-      tile.a = static_cast<const Bits*>(a) + i * lda, tile.c = c + i * ldc + j * P;
-      kDotBf16.kernel[height - 1][group - 1](tile);
-    }
-    j += group;
-  }
+  multiply_pairs(math == HalfMath::kAmx, rows, panels, count, total, static_cast<const Bits*>(a), lda,
+                 static_cast<const std::uint32_t*>(b) + from * P, accumulate, c, ldc);
 #endif
 }
 

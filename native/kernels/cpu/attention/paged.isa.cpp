@@ -1,17 +1,18 @@
 // Paged attention of one item: FlashAttention's running softmax over pages, in float32.
 //
 //   for blocks of 128 keys          pages are multiples of 16 keys, so a panel of keys lies in one
-//     S = scale·Q·Kᵀ                few rows: dot products on the pages; else K is packed into panels, for AMX of pairs
+//     S = scale·Q·Kᵀ                few rows: dot products on the pages; else K is packed into panels, bfloat16 of pairs
 //     softcap, ALiBi, mask          a row sees keys [low, high)
 //     running softmax
 //     O += P·V                      few rows: from the pages; else V is copied into one buffer, zeros where no key is
 //
 // Pages of int8 or FP8 codes: the scale of a key goes into its scores, that of a value into its weights. With few rows
-// it is bound by reading the pages once; with many by the FMAs, with AMX, on pages of bfloat16, by the softmax.
+// it is bound by reading the pages once; with many by the FMAs; in bfloat16 vdpbf16ps halves them, and AMX leaves the
+// softmax.
 #include <cstddef>
 #include <cstdint>
 
-#include "kernels/cpu/attention/paged_amx.h"
+#include "kernels/cpu/attention/paged_bf16.h"
 #include "kernels/cpu/attention/paged_codes.h"
 #include "kernels/cpu/attention/paged_levels.h"
 #include "kernels/cpu/attention/softmax.h"
@@ -173,7 +174,8 @@ void item_of(const PagedAttention& p, const PagedItem& item, bool bf16, bool amx
   const std::int64_t length = p.seqlens_k[item.sequence];
   const std::int64_t position = length - (end - begin) + (item.query - begin);  // of the first query
   const bool tiles = kIsBFloat16<S> && amx && rows >= kAmxFewestQueries;
-  const std::int64_t ldq = tiles ? round_up(p.width, kAmxPadding) : p.width;
+  const bool pairs = tiles || (kIsBFloat16<S> && bf16 && rows > kDotRowsLimit);
+  const std::int64_t ldq = pairs ? round_up(p.width, kAmxPadding) : p.width;
   dispatch(p.dtype, [&]<class E>(E) { load_queries<E>(p, item, w, ldq); });
   const AmxScope scope(tiles);
   float maximum[kPagedRows], sum[kPagedRows];
@@ -182,7 +184,7 @@ void item_of(const PagedAttention& p, const PagedItem& item, bool bf16, bool amx
   for (std::int64_t j = item.key0; j < item.key1; j += kKeyBlock) {
     const std::int64_t cols = smaller(kKeyBlock, item.key1 - j), padded = round_up(cols, P);
 #if defined(__AVX512F__)
-    tiles ? score_amx(p, item, w, rows, j, cols) : score<S>(p, item, w, bf16, rows, j, cols);
+    pairs ? score_pairs(p, item, w, tiles, rows, j, cols) : score<S>(p, item, w, bf16, rows, j, cols);
 #else
     score<S>(p, item, w, bf16, rows, j, cols);
 #endif
@@ -216,8 +218,8 @@ void item_of(const PagedAttention& p, const PagedItem& item, bool bf16, bool amx
       continue;
     }
 #if defined(__AVX512F__)
-    if (tiles) {
-      add_values_amx(p, item, w, rows, j, cols, ldo);
+    if (pairs) {
+      add_value_pairs(p, item, w, tiles, rows, j, cols, ldo);
       continue;
     }
 #endif

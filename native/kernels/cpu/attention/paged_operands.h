@@ -5,7 +5,7 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "kernels/cpu/attention/attention_amx.h"
+#include "kernels/cpu/attention/attention_bf16.h"
 #include "kernels/cpu/attention/paged_codes.h"
 #include "kernels/cpu/attention/paged_levels.h"
 #include "kernels/cpu/attention/softmax.h"
@@ -67,8 +67,8 @@ struct PagedWorkspace {
   float* keys;    // [8][width][16]: 128 keys in panels, also of pairs
   float* rows;    // [16][width]: a panel's keys before they are packed
   float* values;  // [128][width_v rounded up]
-  Bits* query16;  // [48][width, rounded up for AMX], for dot products of the half types
-  Bits* weights;  // [48][128], for AMX
+  Bits* query16;  // [48][width, rounded up for pairs], for dot products of the half types
+  Bits* weights;  // [48][128], as bfloat16
   float* token;   // [width or width_v, rounded up]: a new key or value
 };
 

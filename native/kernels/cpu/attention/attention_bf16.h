@@ -1,5 +1,5 @@
-// Blocks of attention in bfloat16: probabilities rounded, keys and values of pages packed, GEMMs by AMX. Included by
-// *.isa.cpp files only.
+// Blocks of attention in bfloat16: probabilities rounded, keys and values of pages packed, GEMMs by AMX or vdpbf16ps.
+// Included by *.isa.cpp files only.
 #pragma once
 
 #include <cstdint>
@@ -28,18 +28,35 @@ UNTORCH_BF16 void round_probabilities(std::int64_t rows, std::int64_t count, std
 }
 
 // C [rows, 16·panels] = A·B, or C += A·B, from `count` pairs of each panel's `total`.
-void multiply_amx(std::int64_t rows, std::int64_t panels, std::int64_t count, std::int64_t total, const void* a,
-                  std::int64_t lda, const std::uint32_t* b, bool accumulate, float* c, std::int64_t ldc) {
-  const AmxOperands whole{.a = a,
-                          .a_stride = lda * 2,
-                          .b = b,
-                          .panel_bytes = total * kAmxTileBytes,
-                          .c = c,
-                          .c_stride = ldc * 4,
-                          .steps = count / kAmxMostWords,
-                          .start = accumulate ? c : nullptr,
-                          .start_stride = ldc * 4};
-  amx_gemm_blocks<AmxTiles, false>(whole, rows, panels);
+void multiply_pairs(bool amx, std::int64_t rows, std::int64_t panels, std::int64_t count, std::int64_t total,
+                    const std::uint16_t* a, std::int64_t lda, const std::uint32_t* b, bool accumulate, float* c,
+                    std::int64_t ldc) {
+  if (amx) {
+    const AmxOperands whole{.a = a,
+                            .a_stride = lda * 2,
+                            .b = b,
+                            .panel_bytes = total * kAmxTileBytes,
+                            .c = c,
+                            .c_stride = ldc * 4,
+                            .steps = count / kAmxMostWords,
+                            .start = accumulate ? c : nullptr,
+                            .start_stride = ldc * 4};
+    return amx_gemm_blocks<AmxTiles, false>(whole, rows, panels);
+  }
+  const std::int64_t pieces = (rows + kMaxRows - 1) / kMaxRows;
+  const auto tile_rows = static_cast<int>((rows + pieces - 1) / pieces);
+  PairTile tile{};
+  tile.pairs = count, tile.lda = lda, tile.panel_step = total * P, tile.ldc = ldc, tile.accumulate = accumulate;
+  for (std::int64_t j = 0; j < panels;) {
+    const int group = choose_panels(tile_rows, panels - j);
+    tile.b = b + j * total * P;
+    for (std::int64_t i = 0; i < rows; i += tile_rows) {
+      const auto height = static_cast<int>(smaller(tile_rows, rows - i));
+      tile.a = a + i * lda, tile.c = c + i * ldc + j * P;
+      kDotBf16.kernel[height - 1][group - 1](tile);
+    }
+    j += group;
+  }
 }
 #endif
 
