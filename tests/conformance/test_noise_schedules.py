@@ -23,7 +23,11 @@ DPM: list[dict[str, Any]] = [
 CASES: list[tuple[str, dict[str, Any]]] = [
     *(("DDIMScheduler", {"timestep_spacing": spacing, "prediction_type": prediction, "clip_sample": clips})
       for spacing in SPACINGS for prediction in PREDICTIONS for clips in (spacing == "linspace",)),
-    # diffusers' has no "sample".
+    # diffusers' have no "sample".
+    *(("PNDMScheduler", {"timestep_spacing": spacing, "prediction_type": prediction, "skip_prk_steps": skips, **fields})
+      for spacing in SPACINGS for prediction in PREDICTIONS[:2] for skips in (True, False)
+      for fields in ({}, {"set_alpha_to_one": True, "steps_offset": 0})),
+    ("PNDMScheduler", {}),
     *(("EulerDiscreteScheduler", {"timestep_spacing": spacing, "prediction_type": prediction})
       for spacing in SPACINGS for prediction in PREDICTIONS[:2]),
     *(("EulerDiscreteScheduler", {"timestep_spacing": spacing, "use_karras_sigmas": True}) for spacing in SPACINGS),

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from untorch.pipeline.base import Pipeline, read_count
 from untorch.pipeline.extras import import_extra
-from untorch.pipeline.noise_schedules import Sampler, make_sampler, most_steps
+from untorch.pipeline.noise_schedules import Sampler, fewest_steps, make_sampler, most_steps
 from untorch.pipeline.settings import Settings
 from untorch.runtime.errors import InvalidArgumentError
 from untorch.runtime.program import Program
@@ -79,11 +79,13 @@ class Diffusion(Pipeline):
     def _sampler(self, steps: int) -> Sampler:
         schedule = self.settings.get("schedule", dict)
         try:
-            if steps <= (most := most_steps(schedule)):
+            fewest, most = fewest_steps(schedule), most_steps(schedule)
+            if fewest <= steps <= most:
                 return make_sampler(schedule, steps)
         except (KeyError, TypeError, ValueError) as error:
             raise self.settings.damaged(f"schedule: {error}") from None
-        raise InvalidArgumentError(f"pipeline: num_inference_steps: expected at most {most}, got {steps}")
+        expected = f"at most {most}" if steps > most else f"at least {fewest}"
+        raise InvalidArgumentError(f"pipeline: num_inference_steps: expected {expected}, got {steps}")
 
     def _noise(self, given: Any, random: np.random.Generator) -> NDArray[np.float32]:
         if given is None:

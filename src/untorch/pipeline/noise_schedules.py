@@ -1,18 +1,20 @@
-"""Samplers of diffusion models: DDIM, Euler's method, DPM-Solver++, and Euler's method for flow matching.
+"""Samplers of diffusion models: DDIM, PNDM, Euler's method, DPM-Solver++, and Euler's method for flow matching.
 
-A schedule is a dictionary. "kind" is "ddim" (Song et al., 2020), "euler" (Karras et al., 2022, algorithm 2), "dpm" (Lu
-et al., 2022, arXiv:2211.01095, multistep) or "flow" (Lipman et al., 2022).
+A schedule is a dictionary. "kind" is "ddim" (Song et al., 2020), "plms" or "pndm" (Liu et al., 2022, arXiv:2202.09778,
+without and with the Runge-Kutta warm-up), "euler" (Karras et al., 2022, algorithm 2), "dpm" (Lu et al., 2022,
+arXiv:2211.01095, multistep) or "flow" (Lipman et al., 2022).
 
 All but "flow" have "alphas" (products of 1 - β, one a training step), "prediction" ("epsilon", "v_prediction" or
-"sample"), "spacing" ("leading", "trailing" or "linspace") and "offset". DDIM has "final_alpha" and "clip" (None: not
-clipped). Euler and DPM-Solver++ have "karras" (σ as in Karras et al., equation 5) and "final_sigma"; DPM-Solver++ has
-"order" (1 or 2), "lower_order_final" and "euler_at_final". "flow" has "count" (training steps), "shift" (Esser et al.,
-2024, equation 23) and "smallest" (the last σ before the shift; None: one over the number of steps).
+"sample"), "spacing" ("leading", "trailing" or "linspace") and "offset". DDIM and PNDM have "final_alpha" and "clip"
+(None: not clipped). Euler and DPM-Solver++ have "karras" (σ as in Karras et al., equation 5) and "final_sigma";
+DPM-Solver++ has "order" (1 or 2), "lower_order_final" and "euler_at_final". "flow" has "count" (training steps),
+"shift" (Esser et al., 2024, equation 23) and "smallest" (the last σ before the shift; None: one over the number of
+steps).
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -25,7 +27,10 @@ __all__ = [
     "DpmSolver",
     "Euler",
     "FlowEuler",
+    "Plms",
+    "Pndm",
     "Sampler",
+    "fewest_steps",
     "make_sampler",
     "most_steps",
 ]
@@ -34,6 +39,9 @@ PREDICTIONS = ("epsilon", "v_prediction", "sample")
 SPACINGS = ("leading", "trailing", "linspace")
 _RHO = 7  # of Karras et al.
 _FEW = 15  # steps, below which "lower_order_final" holds, as in diffusers
+# Of the last outputs, the newest first: orders 1 to 4.
+_ADAMS_BASHFORTH = ((1.0,), (3 / 2, -1 / 2), (23 / 12, -16 / 12, 5 / 12), (55 / 24, -59 / 24, 37 / 24, -9 / 24))
+_RUNGE_KUTTA = (1 / 6, 1 / 3, 1 / 3, 1 / 6)
 Array = NDArray[np.float32]
 
 
@@ -67,6 +75,11 @@ def most_steps(schedule: Mapping[str, Any]) -> int:
         return int(schedule["count"])
     # The last of DPM-Solver++'s places is left out.
     return len(schedule["alphas"]) - int(schedule["kind"] == "dpm")
+
+
+def fewest_steps(schedule: Mapping[str, Any]) -> int:
+    """Steps that a schedule has at least."""
+    return len(_RUNGE_KUTTA) if schedule["kind"] == "pndm" else 1
 
 
 def _places(schedule: Mapping[str, Any], count: int, steps: int) -> NDArray[np.float64]:
@@ -115,9 +128,12 @@ class Ddim(_NoiseSampler):
     def step(self, output: Array, latents: Array, index: int) -> Array:
         """The latents of the next step. output: of the model."""
         time = int(self.timesteps[index])
-        before = time - self._stride
+        return self.move(output, latents, time, time - self._stride)
+
+    def move(self, output: Array, latents: Array, time: int, target: int) -> Array:
+        """Latents of the training step time as those of the training step target; below 0: of the image."""
         alpha = float(self.alphas[time])
-        previous = float(self.alphas[before]) if before >= 0 else self._final
+        previous = float(self.alphas[target]) if target >= 0 else self._final
         signal, noise = alpha**0.5, (1 - alpha) ** 0.5
         image = self.image(output, latents, signal, noise)
         error: Any
@@ -131,6 +147,72 @@ class Ddim(_NoiseSampler):
             image = np.clip(image, np.float32(-self._clip), np.float32(self._clip))
         found: Array = np.float32(previous**0.5) * image + np.float32((1 - previous) ** 0.5) * error
         return found
+
+
+def _combine(weights: Sequence[float], outputs: Sequence[Array]) -> Array:
+    """The linear combination."""
+    found: Array = np.tensordot(np.asarray(weights, np.float32), np.stack(outputs), 1)
+    return found
+
+
+class Plms(Ddim):
+    """PNDM's linear multistep method: steps of DDIM with Adams-Bashforth combinations of up to four outputs.
+
+    The second call of the model corrects the first step by Heun's method: there is one call more than steps.
+    """
+
+    _start: Array  # the latents that a step of several calls begins with
+
+    def __init__(self, schedule: Mapping[str, Any], steps: int) -> None:
+        super().__init__(schedule, steps)
+        self.timesteps = np.insert(self.timesteps, 1, self.timesteps[1:2])
+        self._outputs: list[Array] = []  # the newest first
+
+    def step(self, output: Array, latents: Array, index: int) -> Array:
+        """The latents of the next step. output: of the model. Steps are called in order."""
+        time = int(self.timesteps[index])
+        if index == 1:
+            mean = _combine((1 / 2, 1 / 2), (output, *self._outputs))
+            return self.move(mean, self._start, time + self._stride, time)
+        if index == 0:
+            self._start = latents
+        return self.multistep(output, latents, time)
+
+    def multistep(self, output: Array, latents: Array, time: int) -> Array:
+        """By the last four outputs, or as many as there are."""
+        self._outputs = [output, *self._outputs[:3]]
+        slope = _combine(_ADAMS_BASHFORTH[len(self._outputs) - 1], self._outputs)
+        return self.move(slope, latents, time, time - self._stride)
+
+
+class Pndm(Plms):
+    """PNDM: the first three steps are of the fourth-order Runge-Kutta method, by four calls of the model each."""
+
+    def __init__(self, schedule: Mapping[str, Any], steps: int) -> None:
+        if steps < fewest_steps(schedule):
+            raise ValueError(f"expected at least {fewest_steps(schedule)} steps, got {steps}")
+        super().__init__(schedule, steps)
+        times = np.delete(self.timesteps, 1)  # without the call that corrects
+        self._half = self._stride // 2
+        starts, ends = times[:3], times[1:4]
+        stages = np.stack([starts, ends + self._half, ends + self._half, ends], 1)
+        self._warm_up = stages.size
+        self.timesteps = np.append(stages, times[3:])
+        self._slopes: list[Array] = []
+
+    def step(self, output: Array, latents: Array, index: int) -> Array:
+        """The latents of the next step. output: of the model. Steps are called in order."""
+        time, stage = int(self.timesteps[index]), index % len(_RUNGE_KUTTA)
+        if index >= self._warm_up:
+            return self.multistep(output, latents, time)
+        if stage == 0:
+            self._start, self._slopes = latents, []
+            self._outputs = [output, *self._outputs]
+        self._slopes.append(output)
+        slope = _combine(_RUNGE_KUTTA, self._slopes) if stage == 3 else output
+        # The model is called at the step's start, twice halfway, and at its end: each time with what came before it.
+        target = time - self._half if stage in (0, 2) else time
+        return self.move(slope, self._start, int(self.timesteps[index - stage]), target)
 
 
 def _training_sigmas(alphas: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -228,4 +310,11 @@ class FlowEuler(Sampler):
         return found
 
 
-_KINDS: dict[str, type[Any]] = {"ddim": Ddim, "euler": Euler, "dpm": DpmSolver, "flow": FlowEuler}
+_KINDS: dict[str, type[Any]] = {
+    "ddim": Ddim,
+    "plms": Plms,
+    "pndm": Pndm,
+    "euler": Euler,
+    "dpm": DpmSolver,
+    "flow": FlowEuler,
+}

@@ -30,10 +30,13 @@ def write(folder: Path, name: str, **fields: Any) -> None:
     ("name", "fields", "text"),
     [
         (
-            "PNDMScheduler", {},
-            "_class_name: expected DDIMScheduler or EulerDiscreteScheduler or DPMSolverMultistepScheduler, got "
-            "PNDMScheduler: name one of them there, as they run models of the same training$",
+            "HeunDiscreteScheduler", {},
+            "_class_name: expected DDIMScheduler or PNDMScheduler or EulerDiscreteScheduler or DPMSolverMultistepScheduler"
+            ", got HeunDiscreteScheduler: name one of them there, as they run models of the same training$",
         ),
+        ("PNDMScheduler", {"prediction_type": "sample"}, "prediction_type: expected epsilon or v_prediction, got 'sample'$"),
+        ("PNDMScheduler", {"timestep_spacing": "odd"}, "timestep_spacing: expected leading or trailing or linspace, got"),
+        ("PNDMScheduler", {"use_karras_sigmas": True}, "use_karras_sigmas: expected False, got True"),
         ("DDIMScheduler", {"use_karras_sigmas": True}, "use_karras_sigmas: expected False, got True"),
         ("EulerDiscreteScheduler", {"use_beta_sigmas": True}, "use_beta_sigmas: expected False, got True"),
         ("EulerDiscreteScheduler", {"final_sigmas_type": "last"}, "final_sigmas_type: expected zero or sigma_min, got"),

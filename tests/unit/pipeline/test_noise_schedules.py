@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from untorch.pipeline.noise_schedules import make_sampler, most_steps
+from untorch.pipeline.noise_schedules import fewest_steps, make_sampler, most_steps
 
 ALPHAS = np.cumprod(1 - np.linspace(1e-3, 0.05, 100)).tolist()
 # Of all kinds but "flow": each reads its own members.
@@ -32,6 +32,27 @@ def test_a_model_that_knows_the_image_finds_it(kind: str, spacing: str, karras: 
     np.testing.assert_allclose(latents, image, atol=1e-5)
 
 
+@pytest.mark.parametrize("kind", ["plms", "pndm"])
+@pytest.mark.parametrize("spacing", ["leading", "trailing"])
+def test_a_model_that_knows_the_noise_finds_the_image(kind: str, spacing: str) -> None:
+    """Which is the same in all calls, one more than steps for PLMS, nine more for PNDM."""
+    sampler = make_sampler({**SCHEDULE, "kind": kind, "spacing": spacing}, 10)
+    assert len(sampler.timesteps) == {"plms": 11, "pndm": 19}[kind] and (np.diff(sampler.timesteps) <= 0).all()
+    noise, image = np.random.default_rng(0).standard_normal((2, 1, 2, 3, 3), np.float32)
+    first = ALPHAS[int(sampler.timesteps[0])]
+    latents = np.float32(first**0.5) * image + np.float32((1 - first) ** 0.5) * noise
+    for index in range(len(sampler.timesteps)):
+        latents = sampler.step(noise, latents, index)
+    np.testing.assert_allclose(latents, image, atol=1e-5)
+
+
+def test_a_single_step_of_plms_is_ddims() -> None:
+    output, latents = np.random.default_rng(0).standard_normal((2, 1, 4), np.float32)
+    ddim, plms = (make_sampler({**SCHEDULE, "kind": kind}, 1) for kind in ("ddim", "plms"))
+    assert plms.timesteps.tolist() == ddim.timesteps.tolist()
+    np.testing.assert_allclose(plms.step(output, latents, 0), ddim.step(output, latents, 0), rtol=1e-6)
+
+
 @pytest.mark.parametrize("smallest", [0.003, None])
 def test_a_model_that_knows_the_velocity_finds_the_image(smallest: float | None) -> None:
     sampler = make_sampler({**FLOW, "smallest": smallest}, 10)
@@ -53,6 +74,7 @@ def test_images_are_clipped() -> None:
 def test_most_steps() -> None:
     assert [most_steps({**SCHEDULE, "kind": kind}) for kind in ("ddim", "euler", "dpm")] == [100, 100, 99]
     assert most_steps(FLOW) == 1000
+    assert [fewest_steps({**SCHEDULE, "kind": kind}) for kind in ("ddim", "plms", "pndm")] == [1, 1, 4]
     for spacing in ("leading", "trailing", "linspace"):
         sampler = make_sampler({**SCHEDULE, "kind": "dpm", "spacing": spacing}, 99)
         latents = np.ones((1, 1), np.float32)
@@ -71,6 +93,9 @@ def test_most_steps() -> None:
         ({"alphas": [0.5, -1.0]}, 1, ValueError),
         ({}, 101, ValueError),
         ({"kind": "dpm"}, 100, ValueError),
+        ({"kind": "plms"}, 101, ValueError),
+        ({"kind": "pndm"}, 3, ValueError),
+        ({"kind": "plms", "final_alpha": None}, 5, TypeError),
         ({"kind": "dpm", "order": "x"}, 5, ValueError),
         ({"kind": "dpm", "final_sigma": None}, 5, TypeError),
         ({"alphas": "many"}, 5, ValueError),

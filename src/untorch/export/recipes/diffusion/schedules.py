@@ -16,7 +16,10 @@ from untorch.runtime.errors import InvalidArgumentError
 
 __all__ = ["read_flow_schedule", "read_schedule"]
 
-_KINDS = {"DDIMScheduler": "ddim", "EulerDiscreteScheduler": "euler", "DPMSolverMultistepScheduler": "dpm"}
+_KINDS = {
+    "DDIMScheduler": "ddim", "PNDMScheduler": "pndm", "EulerDiscreteScheduler": "euler",
+    "DPMSolverMultistepScheduler": "dpm",
+}  # fmt: skip
 _FLOW = "FlowMatchEulerDiscreteScheduler"
 # Of a scheduler's config: what is not served, and the value that it must have.
 _ALWAYS = {"use_exponential_sigmas": False, "use_beta_sigmas": False}
@@ -24,8 +27,10 @@ _OF_NOISE = {
     **_ALWAYS, "thresholding": False, "rescale_betas_zero_snr": False, "interpolation_type": "linear",
     "timestep_type": "discrete",
 }  # fmt: skip
+_WITHOUT_SIGMAS = {**_OF_NOISE, "use_karras_sigmas": False, "final_sigmas_type": "zero"}
 _NEUTRAL: dict[str, dict[str, Any]] = {
-    "ddim": {**_OF_NOISE, "use_karras_sigmas": False, "final_sigmas_type": "zero"},
+    "ddim": _WITHOUT_SIGMAS,
+    "pndm": _WITHOUT_SIGMAS,
     "euler": _OF_NOISE,
     "dpm": {
         **_OF_NOISE, "algorithm_type": "dpmsolver++", "solver_type": "midpoint", "use_lu_lambdas": False,
@@ -36,6 +41,9 @@ _NEUTRAL: dict[str, dict[str, Any]] = {
         "stochastic_sampling": False,
     },
 }  # fmt: skip
+# Where diffusers' scheduler does not have them all.
+_PREDICTIONS = {"pndm": ("epsilon", "v_prediction")}
+_SPACINGS = {"euler": "linspace", "dpm": "linspace"}  # by default; else "leading"
 
 
 class _Config:
@@ -66,7 +74,7 @@ class _Config:
 
 
 def read_schedule(folder: Path) -> dict[str, Any]:
-    """Of a model of the noise: DDIM, Euler's method or DPM-Solver++. Raises CompileError."""
+    """Of a model of the noise: DDIM, PNDM, Euler's method or DPM-Solver++. Raises CompileError."""
     config = _Config(folder)
     if config.name not in _KINDS:
         raise CompileError(
@@ -81,8 +89,8 @@ def read_schedule(folder: Path) -> dict[str, Any]:
     schedule = {
         "kind": kind,
         "alphas": alphas.tolist(),
-        "prediction": config.need("prediction_type", PREDICTIONS, "epsilon"),
-        "spacing": config.need("timestep_spacing", SPACINGS, "leading" if kind == "ddim" else "linspace"),
+        "prediction": config.need("prediction_type", _PREDICTIONS.get(kind, PREDICTIONS), "epsilon"),
+        "spacing": config.need("timestep_spacing", SPACINGS, _SPACINGS.get(kind, "leading")),
         "offset": int(config.get("steps_offset", 0)),
     }
     if kind == "ddim":
@@ -90,6 +98,13 @@ def read_schedule(folder: Path) -> dict[str, Any]:
         return schedule | {
             "final_alpha": 1.0 if config.get("set_alpha_to_one", True) else float(alphas[0]),
             "clip": float(config.get("clip_sample_range", 1.0)) if clips else None,
+        }
+    if kind == "pndm":
+        is_linear = bool(config.get("skip_prk_steps", False))
+        return schedule | {
+            "kind": "plms" if is_linear else "pndm",
+            "final_alpha": 1.0 if config.get("set_alpha_to_one", False) else float(alphas[0]),
+            "clip": None,
         }
     is_zero = config.need("final_sigmas_type", ("zero", "sigma_min"), "zero") == "zero"
     schedule |= {
