@@ -35,6 +35,7 @@ XL_CALLS: list[tuple[str, dict[str, Any]]] = [
     ("kind", "scheduler", "fields"),
     [
         ("StableDiffusionPipeline", "PNDMScheduler", PUBLISHED),
+        ("StableDiffusionPipeline", "DDIMScheduler", {}),  # whose steps_offset and clip_sample the pipeline sets
         ("StableDiffusionPipeline", "PNDMScheduler", {**PUBLISHED, "skip_prk_steps": False}),
         ("StableDiffusionPipeline", "DPMSolverMultistepScheduler", {"prediction_type": "v_prediction"}),
         ("StableDiffusionXLPipeline", None, {}),

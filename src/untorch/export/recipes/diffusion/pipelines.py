@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -59,6 +59,7 @@ class _Pipeline:
         is_flow: Whether it predicts the velocity (flow matching).
         has_wide_decoder: Whether values of the decoder may exceed float16.
         norm_type: Of the denoiser's config.
+        fixed_schedule: What diffusers' pipeline sets, other than the scheduler's config.
     """
 
     part: str
@@ -71,6 +72,7 @@ class _Pipeline:
     is_flow: bool = False
     has_wide_decoder: bool = False
     norm_type: str | None = None
+    fixed_schedule: Mapping[str, Any] | None = None
 
 
 _UNET = ("unet", ("UNet2DConditionModel",))
@@ -79,7 +81,9 @@ _PIXART = partial(
     num_inference_steps=20, norm_type="ada_norm_single",
 )  # fmt: skip
 _PIPELINES = {
-    "StableDiffusionPipeline": _Pipeline(*_UNET, UNetPredictor, clip, 7.5, 50),
+    "StableDiffusionPipeline": _Pipeline(
+        *_UNET, UNetPredictor, clip, 7.5, 50, fixed_schedule={"offset": 1, "clip": None}
+    ),
     _XL: _Pipeline(*_UNET, PooledPredictor, clip_pair, 5.0, 50, has_wide_decoder=True),
     "StableDiffusion3Pipeline": _Pipeline(
         "transformer", ("SD3Transformer2DModel",), JointPredictor, clips_t5, 7.0, 28, is_flow=True
@@ -155,7 +159,8 @@ def write_diffusion(path: Path, name: str, dtype: torch.dtype | None) -> Made:
 
 def _schedule(pipeline: _Pipeline, folder: PipelineFolder) -> dict[str, Any]:
     if not pipeline.is_flow:
-        return read_schedule(folder.path)
+        found, fixed = read_schedule(folder.path), pipeline.fixed_schedule or {}
+        return found | {name: value for name, value in fixed.items() if name in found}
 
     def count_tokens() -> int:
         _, height, width = _latent_shape(pipeline, folder)
