@@ -174,7 +174,11 @@ def test_unets_that_are_refused(tmp_path: Path) -> None:
     _check_unet(tmp_path, "StableDiffusionXLPipeline", SimpleNamespace(**unet), vae)
     with pytest.raises(CompileError, match="its U-Net reads more than latents, a time step and a text$"):
         _check_unet(tmp_path, "StableDiffusionPipeline", SimpleNamespace(**unet), vae)
-    other = SimpleNamespace(**{**unet, "addition_embed_type": None})
+    plain = {**unet, "addition_embed_type": None}
+    _check_unet(tmp_path, "StableDiffusionPipeline", SimpleNamespace(**plain), vae)
+    with pytest.raises(CompileError, match="its U-Net reads more than latents, a time step and a text$"):
+        _check_unet(tmp_path, "StableDiffusionPipeline", SimpleNamespace(**{**plain, "time_cond_proj_dim": 8}), vae)
+    other = SimpleNamespace(**plain)
     with pytest.raises(
         CompileError, match="its U-Net does not read, or reads more than, latents, .*, a pooled text and s"
     ):

@@ -199,7 +199,8 @@ def _denoiser(pipeline: _Pipeline, folder: PipelineFolder, diffusers: Any) -> An
 def _check_unet(folder: Path, name: str, unet: Any, vae: Any) -> None:
     """Of configs. Raises CompileError for a U-Net or an autoencoder that reads what the pipeline does not give."""
     added = "text_time" if name == _XL else None
-    if unet.addition_embed_type != added or unet.class_embed_type is not None:
+    reads_scale = name != _XL and unet.time_cond_proj_dim is not None  # of guidance
+    if unet.addition_embed_type != added or unet.class_embed_type is not None or reads_scale:
         more = ", a pooled text and sizes" if name == _XL else ""
         problem = "reads more than" if name != _XL else "does not read, or reads more than,"
         raise CompileError(f"export_folder: {folder}: its U-Net {problem} latents, a time step and a text{more}")
