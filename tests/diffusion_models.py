@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 __all__ = [
+    "draw_by_numpy",
     "import_diffusers",
     "make_folder",
     "make_pipeline",
@@ -55,6 +56,18 @@ def import_diffusers() -> Any:
     except ImportError:
         return None
     return diffusers
+
+
+def draw_by_numpy(patch: Any, scheduler: Any, seed: int) -> None:
+    """Noise between a scheduler's steps, as numpy draws it of the seed. patch: pytest's MonkeyPatch."""
+    import torch
+
+    random = np.random.default_rng(seed)
+
+    def draw(shape: Any, **_: Any) -> Any:
+        return torch.from_numpy(random.standard_normal(tuple(shape), np.float32))
+
+    patch.setattr(sys.modules[type(scheduler).__module__], "randn_tensor", draw, raising=False)
 
 
 def scheduler_config(folder: Path, name: str, **fields: Any) -> None:

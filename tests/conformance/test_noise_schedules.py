@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,11 @@ CASES: list[tuple[str, dict[str, Any]]] = [
       for spacing in SPACINGS for prediction in PREDICTIONS[:2] for skips in (True, False)
       for fields in ({}, {"set_alpha_to_one": True, "steps_offset": 0})),
     ("PNDMScheduler", {}),
+    *(("EulerAncestralDiscreteScheduler", {"timestep_spacing": spacing, "prediction_type": prediction})
+      for spacing in SPACINGS for prediction in PREDICTIONS[:2]),
+    *(("LCMScheduler", {"prediction_type": prediction, "clip_sample": clips, "original_inference_steps": count})
+      for prediction in PREDICTIONS for clips in (True, False) for count in (20, 50, 100)),
+    ("LCMScheduler", {"timestep_scaling": 2.0, "beta_schedule": "linear"}),
     *(("EulerDiscreteScheduler", {"timestep_spacing": spacing, "prediction_type": prediction})
       for spacing in SPACINGS for prediction in PREDICTIONS[:2]),
     *(("EulerDiscreteScheduler", {"timestep_spacing": spacing, "use_karras_sigmas": True}) for spacing in SPACINGS),
@@ -61,8 +67,10 @@ def compare(theirs: Any, ours: Any, text: str) -> None:
 
 
 @pytest.mark.parametrize("steps", [STEPS, 20])
-def test_schedules_equal_those_of_diffusers(tmp_path: Path, steps: int) -> None:
-    """Every spacing and prediction; few steps, and so many that DPM-Solver++ ends otherwise."""
+def test_schedules_equal_those_of_diffusers(tmp_path: Path, steps: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every spacing and prediction; few steps, and so many that DPM-Solver++ ends otherwise. Noise between the steps is
+    of numpy's generators of one seed.
+    """
     from untorch.export.recipes.diffusion.schedules import read_schedule
     from untorch.pipeline.noise_schedules import make_sampler
 
@@ -73,7 +81,25 @@ def test_schedules_equal_those_of_diffusers(tmp_path: Path, steps: int) -> None:
         diffusion_models.scheduler_config(tmp_path, name, **{"steps_offset": 1, **fields})
         theirs = getattr(diffusers, name).from_pretrained(tmp_path / "scheduler")
         theirs.set_timesteps(steps)
-        compare(theirs, make_sampler(read_schedule(tmp_path), steps), f"{name} {fields}")
+        diffusion_models.draw_by_numpy(monkeypatch, theirs, 1)
+        compare(theirs, make_sampler(read_schedule(tmp_path), steps, np.random.default_rng(1)), f"{name} {fields}")
+
+
+@pytest.mark.parametrize("name", ["DDIMScheduler", "PNDMScheduler", "EulerAncestralDiscreteScheduler", "LCMScheduler"])
+def test_defaults_equal_those_of_diffusers(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A config of a class's name alone."""
+    from untorch.export.recipes.diffusion.schedules import read_schedule
+    from untorch.pipeline.noise_schedules import make_sampler
+
+    diffusers = diffusion_models.import_diffusers()
+    if diffusers is None:
+        pytest.skip("make puts diffusers into build/")
+    (tmp_path / "scheduler").mkdir()
+    (tmp_path / "scheduler" / "scheduler_config.json").write_text(json.dumps({"_class_name": name}))
+    theirs = getattr(diffusers, name)()
+    theirs.set_timesteps(STEPS)
+    diffusion_models.draw_by_numpy(monkeypatch, theirs, 1)
+    compare(theirs, make_sampler(read_schedule(tmp_path), STEPS, np.random.default_rng(1)), name)
 
 
 @pytest.mark.parametrize(("fields", "to_zero"), FLOWS)

@@ -27,8 +27,8 @@ class Diffusion(Pipeline):
     """A Pillow image of an input; with output_type="np" an array [height, width, 3], float32 from 0 to 1.
 
     num_inference_steps, guidance_scale: by default, those of diffusers' pipeline. A scale up to 1 does not strengthen
-    the input. seed: equal seeds give equal images. latents: the noise to begin with instead of a seed, [channels,
-    height, width] float32.
+    the input. seed: equal seeds give equal images. latents: the noise to begin with instead of the seed's, [channels,
+    height, width] float32; what a sampler adds between the steps is of the seed.
     """
 
     options: tuple[str, ...] = ("num_inference_steps", "guidance_scale", "seed", "latents", "output_type")
@@ -67,7 +67,7 @@ class Diffusion(Pipeline):
         is_guided = self._guidance == CLASSIFIER_FREE and scale > 1
         found = []
         for one in inputs:
-            sampler = self._sampler(steps)
+            sampler = self._sampler(steps, random)
             latents = self._noise(options.get("latents"), random) * np.float32(sampler.initial_scale)
             conditions = self.conditions(one, options, is_guided)
             if self._guidance == "embedded":
@@ -76,12 +76,12 @@ class Diffusion(Pipeline):
             found.append(self._decode(latents, kind))
         return found
 
-    def _sampler(self, steps: int) -> Sampler:
+    def _sampler(self, steps: int, random: np.random.Generator) -> Sampler:
         schedule = self.settings.get("schedule", dict)
         try:
             fewest, most = fewest_steps(schedule), most_steps(schedule)
             if fewest <= steps <= most:
-                return make_sampler(schedule, steps)
+                return make_sampler(schedule, steps, random)
         except (KeyError, TypeError, ValueError) as error:
             raise self.settings.damaged(f"schedule: {error}") from None
         expected = f"at most {most}" if steps > most else f"at least {fewest}"

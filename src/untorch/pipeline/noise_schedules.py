@@ -1,15 +1,17 @@
-"""Samplers of diffusion models: DDIM, PNDM, Euler's method, DPM-Solver++, and Euler's method for flow matching.
+"""Samplers of diffusion models: DDIM, PNDM, Euler's method, DPM-Solver++, LCM, and Euler's method for flow matching.
 
 A schedule is a dictionary. "kind" is "ddim" (Song et al., 2020), "plms" or "pndm" (Liu et al., 2022, arXiv:2202.09778,
-without and with the Runge-Kutta warm-up), "euler" (Karras et al., 2022, algorithm 2), "dpm" (Lu et al., 2022,
-arXiv:2211.01095, multistep) or "flow" (Lipman et al., 2022).
+without and with the Runge-Kutta warm-up), "euler" (Karras et al., 2022, algorithm 2), "euler-ancestral" (Song et al.,
+2021, arXiv:2011.13456, appendix F), "dpm" (Lu et al., 2022, arXiv:2211.01095, multistep), "lcm" (Luo et al., 2023,
+arXiv:2310.04378, multistep consistency sampling) or "flow" (Lipman et al., 2022). "euler-ancestral" and "lcm" add noise
+between the steps.
 
 All but "flow" have "alphas" (products of 1 - β, one a training step), "prediction" ("epsilon", "v_prediction" or
 "sample"), "spacing" ("leading", "trailing" or "linspace") and "offset". DDIM and PNDM have "final_alpha" and "clip"
 (None: not clipped). Euler and DPM-Solver++ have "karras" (σ as in Karras et al., equation 5) and "final_sigma";
-DPM-Solver++ has "order" (1 or 2), "lower_order_final" and "euler_at_final". "flow" has "count" (training steps),
-"shift" (Esser et al., 2024, equation 23) and "smallest" (the last σ before the shift; None: one over the number of
-steps).
+DPM-Solver++ has "order" (1 or 2), "lower_order_final" and "euler_at_final". LCM has "clip", "original_steps" (of the
+distillation) and "time_scale". "flow" has "count" (training steps), "shift" (Esser et al., 2024, equation 23) and
+"smallest" (the last σ before the shift; None: one over the number of steps).
 """
 
 from __future__ import annotations
@@ -26,7 +28,9 @@ __all__ = [
     "Ddim",
     "DpmSolver",
     "Euler",
+    "EulerAncestral",
     "FlowEuler",
+    "Lcm",
     "Plms",
     "Pndm",
     "Sampler",
@@ -41,6 +45,7 @@ _RHO = 7  # of Karras et al.
 _FEW = 15  # steps, below which "lower_order_final" holds, as in diffusers
 # Of the last outputs, the newest first: orders 1 to 4.
 _ADAMS_BASHFORTH = ((1.0,), (3 / 2, -1 / 2), (23 / 12, -16 / 12, 5 / 12), (55 / 24, -59 / 24, 37 / 24, -9 / 24))
+_DATA_DEVIATION = 0.5  # of Luo et al., as in diffusers
 _RUNGE_KUTTA = (1 / 6, 1 / 3, 1 / 3, 1 / 6)
 Array = NDArray[np.float32]
 
@@ -50,6 +55,7 @@ class Sampler:
 
     timesteps: NDArray[np.float64]
     initial_scale: float = 1.0  # of the noise
+    random: np.random.Generator  # of the noise between the steps
 
     def scale(self, latents: Array, index: int) -> Array:
         """What the model reads."""
@@ -59,13 +65,21 @@ class Sampler:
         """The latents of the next step. output: of the model."""
         raise NotImplementedError
 
+    def noise(self, latents: Array) -> Array:
+        """New noise of the latents' shape."""
+        return self.random.standard_normal(latents.shape, np.float32)
 
-def make_sampler(schedule: Mapping[str, Any], steps: int) -> Sampler:
-    """Of a package's schedule. Raises KeyError, TypeError or ValueError for one that is damaged."""
+
+def make_sampler(schedule: Mapping[str, Any], steps: int, random: np.random.Generator | None = None) -> Sampler:
+    """Of a package's schedule. Raises KeyError, TypeError or ValueError for one that is damaged.
+
+    random: of the noise between the steps; None: a new one.
+    """
     kind = schedule["kind"]
     if kind not in _KINDS:
         raise ValueError(f"kind {kind!r:.80}")
     found: Sampler = _KINDS[kind](schedule, steps)
+    found.random = np.random.default_rng() if random is None else random
     return found
 
 
@@ -73,6 +87,8 @@ def most_steps(schedule: Mapping[str, Any]) -> int:
     """Steps that a schedule has at most. Raises KeyError, TypeError or ValueError for one that is damaged."""
     if schedule["kind"] == "flow":
         return int(schedule["count"])
+    if schedule["kind"] == "lcm":
+        return int(schedule["original_steps"])
     # The last of DPM-Solver++'s places is left out.
     return len(schedule["alphas"]) - int(schedule["kind"] == "dpm")
 
@@ -116,6 +132,10 @@ class _NoiseSampler(Sampler):
         return image
 
 
+def _clipped(image: Array, limit: float | None) -> Array:
+    return image if limit is None else np.clip(image, np.float32(-limit), np.float32(limit))
+
+
 class Ddim(_NoiseSampler):
     """Without noise between the steps (η = 0)."""
 
@@ -143,8 +163,7 @@ class Ddim(_NoiseSampler):
             error = (latents - np.float32(signal) * output) / np.float32(noise)
         else:
             error = np.float32(signal) * output + np.float32(noise) * latents
-        if self._clip is not None:
-            image = np.clip(image, np.float32(-self._clip), np.float32(self._clip))
+        image = _clipped(image, self._clip)
         found: Array = np.float32(previous**0.5) * image + np.float32((1 - previous) ** 0.5) * error
         return found
 
@@ -248,11 +267,28 @@ class Euler(_NoiseSampler):
 
     def step(self, output: Array, latents: Array, index: int) -> Array:
         """The latents of the next step. output: of the model."""
-        sigma, following = float(self.sigmas[index]), float(self.sigmas[index + 1])
+        return self.move(output, latents, index, float(self.sigmas[index + 1]))
+
+    def move(self, output: Array, latents: Array, index: int, target: float) -> Array:
+        """Latents of another σ."""
+        sigma = float(self.sigmas[index])
         signal = 1 / (sigma**2 + 1) ** 0.5
         image = self.image(output, self.scale(latents, index), signal, sigma * signal)
-        found: Array = latents + (latents - image) / np.float32(sigma) * np.float32(following - sigma)
+        found: Array = latents + (latents - image) / np.float32(sigma) * np.float32(target - sigma)
         return found
+
+
+class EulerAncestral(Euler):
+    """Ancestral sampling: a step of Euler's method beyond the next σ, and noise up to it."""
+
+    def step(self, output: Array, latents: Array, index: int) -> Array:
+        """The latents of the next step. output: of the model."""
+        sigma, following = float(self.sigmas[index]), float(self.sigmas[index + 1])
+        found = self.move(output, latents, index, following**2 / sigma)
+        if following == 0:
+            return found
+        added = following * max(1 - (following / sigma) ** 2, 0.0) ** 0.5
+        return found + np.float32(added) * self.noise(latents)
 
 
 class DpmSolver(_NoiseSampler):
@@ -291,6 +327,33 @@ class DpmSolver(_NoiseSampler):
         return found
 
 
+class Lcm(_NoiseSampler):
+    """Of a latent consistency model: each call expects the image, which gets the next step's noise."""
+
+    def __init__(self, schedule: Mapping[str, Any], steps: int) -> None:
+        super().__init__(schedule, steps)
+        original, count = most_steps(schedule), len(self.alphas)
+        if original > count:
+            raise ValueError(f"expected at most {count} original steps, got {original}")
+        # Times are chosen from those of the distillation.
+        chosen = original - np.floor(np.linspace(0, original, steps, endpoint=False))
+        self.timesteps = chosen * (count // original) - 1
+        self._time_scale, self._clip = float(schedule["time_scale"]), schedule["clip"]
+
+    def step(self, output: Array, latents: Array, index: int) -> Array:
+        """The latents of the next step. output: of the model."""
+        time = int(self.timesteps[index])
+        alpha, scaled = float(self.alphas[time]), time * self._time_scale
+        image = _clipped(self.image(output, latents, alpha**0.5, (1 - alpha) ** 0.5), self._clip)
+        # The boundary condition: at time 0 the latents are the image.
+        norm = scaled**2 + _DATA_DEVIATION**2
+        found: Array = np.float32(scaled / norm**0.5) * image + np.float32(_DATA_DEVIATION**2 / norm) * latents
+        if index == len(self.timesteps) - 1:
+            return found
+        following = float(self.alphas[int(self.timesteps[index + 1])])
+        return np.float32(following**0.5) * found + np.float32((1 - following) ** 0.5) * self.noise(latents)
+
+
 class FlowEuler(Sampler):
     """Of a model of the velocity on straight lines: latents are (1 - σ) · image + σ · noise."""
 
@@ -311,10 +374,6 @@ class FlowEuler(Sampler):
 
 
 _KINDS: dict[str, type[Any]] = {
-    "ddim": Ddim,
-    "plms": Plms,
-    "pndm": Pndm,
-    "euler": Euler,
-    "dpm": DpmSolver,
-    "flow": FlowEuler,
-}
+    "ddim": Ddim, "plms": Plms, "pndm": Pndm, "euler": Euler, "euler-ancestral": EulerAncestral, "dpm": DpmSolver,
+    "lcm": Lcm, "flow": FlowEuler,
+}  # fmt: skip

@@ -31,8 +31,8 @@ def write(folder: Path, name: str, **fields: Any) -> None:
     [
         (
             "HeunDiscreteScheduler", {},
-            "_class_name: expected DDIMScheduler or PNDMScheduler or EulerDiscreteScheduler or DPMSolverMultistepScheduler"
-            ", got HeunDiscreteScheduler: name one of them there, as they run models of the same training$",
+            "_class_name: expected DDIMScheduler or PNDMScheduler or EulerDiscreteScheduler or "
+            "EulerAncestralDiscreteScheduler or DPMSolverMultistepScheduler or LCMScheduler, got HeunDiscreteScheduler: name one of them there, as they run models of the same training$",
         ),
         ("PNDMScheduler", {"prediction_type": "sample"}, "prediction_type: expected epsilon or v_prediction, got 'sample'$"),
         ("PNDMScheduler", {"timestep_spacing": "odd"}, "timestep_spacing: expected leading or trailing or linspace, got"),
@@ -48,6 +48,19 @@ def write(folder: Path, name: str, **fields: Any) -> None:
             "DPMSolverMultistepScheduler", {"algorithm_type": "sde-dpmsolver++"},
             r"algorithm_type: expected dpmsolver\+\+, got 'sde-dpmsolver\+\+'",
         ),
+        (
+            "EulerAncestralDiscreteScheduler", {"prediction_type": "sample"},
+            "prediction_type: expected epsilon or v_prediction, got 'sample'$",
+        ),
+        (
+            "EulerAncestralDiscreteScheduler", {"rescale_betas_zero_snr": True},
+            "rescale_betas_zero_snr: expected False, got True",
+        ),
+        (
+            "LCMScheduler", {"original_inference_steps": 101},
+            "original_inference_steps: expected 1 to num_train_timesteps, 100, got 101$",
+        ),
+        ("LCMScheduler", {"thresholding": True}, "thresholding: expected False, got True"),
         ("DPMSolverMultistepScheduler", {"solver_order": 3}, "solver_order: expected 1 or 2, got 3"),
         ("DPMSolverMultistepScheduler", {"solver_type": "heun"}, "solver_type: expected midpoint, got 'heun'"),
         ("DPMSolverMultistepScheduler", {"use_flow_sigmas": True}, "use_flow_sigmas: expected False, got True"),

@@ -81,7 +81,7 @@ def test_texts_that_are_refused() -> None:
 def test_a_seed_is_for_the_whole_list(monkeypatch: pytest.MonkeyPatch) -> None:
     """Batches go on with its numbers: images of equal texts differ."""
     pipeline = make()
-    monkeypatch.setattr(pipeline, "_sampler", lambda steps: SimpleNamespace(initial_scale=1))
+    monkeypatch.setattr(pipeline, "_sampler", lambda *_: SimpleNamespace(initial_scale=1))
     pipeline._prompts = SimpleNamespace(encode=lambda *_: {})
     monkeypatch.setattr(pipeline, "_denoise", lambda conditions, latents, *_: latents)
     monkeypatch.setattr(pipeline, "_decode", lambda latents, *_: latents)

@@ -13,13 +13,13 @@ ALPHAS = np.cumprod(1 - np.linspace(1e-3, 0.05, 100)).tolist()
 # Of all kinds but "flow": each reads its own members.
 SCHEDULE: dict[str, Any] = {
     "kind": "ddim", "alphas": ALPHAS, "prediction": "epsilon", "spacing": "leading", "offset": 0, "final_alpha": 1.0,
-    "clip": None, "karras": False, "final_sigma": 0.0, "order": 2, "lower_order_final": True, "euler_at_final": False,
+    "clip": None, "original_steps": 50, "time_scale": 1e3, "karras": False, "final_sigma": 0.0, "order": 2, "lower_order_final": True, "euler_at_final": False,
 }  # fmt: skip
 FLOW: dict[str, Any] = {"kind": "flow", "count": 1000, "shift": 3.0, "smallest": 0.003}
 
 
 @pytest.mark.parametrize("karras", [False, True])
-@pytest.mark.parametrize("kind", ["ddim", "euler", "dpm"])
+@pytest.mark.parametrize("kind", ["ddim", "euler", "euler-ancestral", "dpm", "lcm"])
 @pytest.mark.parametrize("spacing", ["leading", "trailing", "linspace"])
 def test_a_model_that_knows_the_image_finds_it(kind: str, spacing: str, karras: bool) -> None:
     schedule = {**SCHEDULE, "kind": kind, "spacing": spacing, "prediction": "sample", "karras": karras}
@@ -71,8 +71,21 @@ def test_images_are_clipped() -> None:
     assert found.max() <= 1.0 + 1e-6
 
 
+@pytest.mark.parametrize("kind", ["euler-ancestral", "lcm"])
+def test_noise_between_steps_is_of_the_generator(kind: str) -> None:
+    output, latents = np.random.default_rng(0).standard_normal((2, 1, 4), np.float32)
+    schedule = {**SCHEDULE, "kind": kind, "spacing": "trailing"}
+    found = [make_sampler(schedule, 4, np.random.default_rng(seed)).step(output, latents, 1) for seed in (1, 1, 2)]
+    np.testing.assert_array_equal(found[0], found[1])
+    assert np.abs(found[0] - found[2]).min() > 0.01
+    assert not np.array_equal(*(make_sampler(schedule, 4).step(output, latents, 1) for _ in range(2)))
+    last = [make_sampler(schedule, 4, np.random.default_rng(seed)).step(output, latents, 3) for seed in (1, 2)]
+    np.testing.assert_array_equal(*last)
+
+
 def test_most_steps() -> None:
-    assert [most_steps({**SCHEDULE, "kind": kind}) for kind in ("ddim", "euler", "dpm")] == [100, 100, 99]
+    found = [most_steps({**SCHEDULE, "kind": kind}) for kind in ("ddim", "euler", "dpm", "lcm")]
+    assert found == [100, 100, 99, 50]
     assert most_steps(FLOW) == 1000
     assert [fewest_steps({**SCHEDULE, "kind": kind}) for kind in ("ddim", "plms", "pndm")] == [1, 1, 4]
     for spacing in ("leading", "trailing", "linspace"):
@@ -95,6 +108,9 @@ def test_most_steps() -> None:
         ({"kind": "dpm"}, 100, ValueError),
         ({"kind": "plms"}, 101, ValueError),
         ({"kind": "pndm"}, 3, ValueError),
+        ({"kind": "lcm"}, 51, ValueError),
+        ({"kind": "lcm", "original_steps": 101}, 5, ValueError),
+        ({"kind": "lcm", "time_scale": None}, 5, TypeError),
         ({"kind": "plms", "final_alpha": None}, 5, TypeError),
         ({"kind": "dpm", "order": "x"}, 5, ValueError),
         ({"kind": "dpm", "final_sigma": None}, 5, TypeError),

@@ -18,7 +18,7 @@ __all__ = ["read_flow_schedule", "read_schedule"]
 
 _KINDS = {
     "DDIMScheduler": "ddim", "PNDMScheduler": "pndm", "EulerDiscreteScheduler": "euler",
-    "DPMSolverMultistepScheduler": "dpm",
+    "EulerAncestralDiscreteScheduler": "euler-ancestral", "DPMSolverMultistepScheduler": "dpm", "LCMScheduler": "lcm",
 }  # fmt: skip
 _FLOW = "FlowMatchEulerDiscreteScheduler"
 # Of a scheduler's config: what is not served, and the value that it must have.
@@ -31,6 +31,8 @@ _WITHOUT_SIGMAS = {**_OF_NOISE, "use_karras_sigmas": False, "final_sigmas_type":
 _NEUTRAL: dict[str, dict[str, Any]] = {
     "ddim": _WITHOUT_SIGMAS,
     "pndm": _WITHOUT_SIGMAS,
+    "lcm": _WITHOUT_SIGMAS,
+    "euler-ancestral": _WITHOUT_SIGMAS,
     "euler": _OF_NOISE,
     "dpm": {
         **_OF_NOISE, "algorithm_type": "dpmsolver++", "solver_type": "midpoint", "use_lu_lambdas": False,
@@ -42,8 +44,10 @@ _NEUTRAL: dict[str, dict[str, Any]] = {
     },
 }  # fmt: skip
 # Where diffusers' scheduler does not have them all.
-_PREDICTIONS = {"pndm": ("epsilon", "v_prediction")}
-_SPACINGS = {"euler": "linspace", "dpm": "linspace"}  # by default; else "leading"
+_PREDICTIONS = dict.fromkeys(("pndm", "euler-ancestral"), ("epsilon", "v_prediction"))
+# Defaults; of other kinds "leading", and β from 1e-4 to 0.02 on a line.
+_SPACINGS = dict.fromkeys(("euler", "euler-ancestral", "dpm"), "linspace")
+_BETAS = {"lcm": ("scaled_linear", 0.00085, 0.012)}
 
 
 class _Config:
@@ -74,7 +78,7 @@ class _Config:
 
 
 def read_schedule(folder: Path) -> dict[str, Any]:
-    """Of a model of the noise: DDIM, PNDM, Euler's method or DPM-Solver++. Raises CompileError."""
+    """Of a model of the noise: DDIM, PNDM, Euler's method, DPM-Solver++ or LCM. Raises CompileError."""
     config = _Config(folder)
     if config.name not in _KINDS:
         raise CompileError(
@@ -85,7 +89,7 @@ def read_schedule(folder: Path) -> dict[str, Any]:
     config.need_neutral(kind)
     if config.get("trained_betas", None) is not None:
         raise CompileError(f"export_folder: {config.file}: trained_betas: expected none, got some")
-    alphas = _alphas(config)
+    alphas = _alphas(config, *_BETAS.get(kind, ("linear", 1e-4, 0.02)))
     schedule = {
         "kind": kind,
         "alphas": alphas.tolist(),
@@ -93,12 +97,15 @@ def read_schedule(folder: Path) -> dict[str, Any]:
         "spacing": config.need("timestep_spacing", SPACINGS, _SPACINGS.get(kind, "leading")),
         "offset": int(config.get("steps_offset", 0)),
     }
+    if kind in ("ddim", "lcm"):
+        clips = config.get("clip_sample", kind == "ddim")
+        schedule["clip"] = float(config.get("clip_sample_range", 1.0)) if clips else None
     if kind == "ddim":
-        clips = config.get("clip_sample", True)
-        return schedule | {
-            "final_alpha": 1.0 if config.get("set_alpha_to_one", True) else float(alphas[0]),
-            "clip": float(config.get("clip_sample_range", 1.0)) if clips else None,
-        }
+        return schedule | {"final_alpha": 1.0 if config.get("set_alpha_to_one", True) else float(alphas[0])}
+    if kind == "lcm":
+        return schedule | _consistency(config, len(alphas))
+    if kind == "euler-ancestral":
+        return schedule
     if kind == "pndm":
         is_linear = bool(config.get("skip_prk_steps", False))
         return schedule | {
@@ -120,11 +127,22 @@ def read_schedule(folder: Path) -> dict[str, Any]:
     return schedule
 
 
-def _alphas(config: _Config) -> torch.Tensor:
-    """Products of 1 - β, one a training step."""
+def _consistency(config: _Config, count: int) -> dict[str, Any]:
+    """Of a latent consistency model. count: of training steps."""
+    original = int(config.get("original_inference_steps", 50))
+    if not 1 <= original <= count:
+        raise CompileError(
+            f"export_folder: {config.file}: original_inference_steps: expected 1 to num_train_timesteps, {count}, got "
+            f"{original}"
+        )
+    return {"original_steps": original, "time_scale": float(config.get("timestep_scaling", 10.0))}
+
+
+def _alphas(config: _Config, shape: str, first: float, last: float) -> torch.Tensor:
+    """Products of 1 - β, one a training step. shape, first and last: of β, by default."""
     count = int(config.get("num_train_timesteps", 1000))
-    start, end = float(config.get("beta_start", 1e-4)), float(config.get("beta_end", 0.02))
-    if config.need("beta_schedule", ("linear", "scaled_linear"), "linear") == "linear":
+    start, end = float(config.get("beta_start", first)), float(config.get("beta_end", last))
+    if config.need("beta_schedule", ("linear", "scaled_linear"), shape) == "linear":
         betas = torch.linspace(start, end, count, dtype=torch.float32)
     else:
         betas = torch.linspace(start**0.5, end**0.5, count, dtype=torch.float32) ** 2
