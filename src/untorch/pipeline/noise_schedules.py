@@ -89,8 +89,9 @@ def most_steps(schedule: Mapping[str, Any]) -> int:
         return int(schedule["count"])
     if schedule["kind"] == "lcm":
         return int(schedule["original_steps"])
-    # The last of DPM-Solver++'s places is left out.
-    return len(schedule["alphas"]) - int(schedule["kind"] == "dpm")
+    # The last of DPM-Solver++'s places is left out; an offset moves DDIM's and PNDM's up.
+    is_moved = schedule["kind"] in ("ddim", "plms", "pndm") and schedule["spacing"] == "leading"
+    return len(schedule["alphas"]) - int(schedule["kind"] == "dpm") - (int(schedule["offset"]) if is_moved else 0)
 
 
 def fewest_steps(schedule: Mapping[str, Any]) -> int:
@@ -142,6 +143,8 @@ class Ddim(_NoiseSampler):
     def __init__(self, schedule: Mapping[str, Any], steps: int) -> None:
         super().__init__(schedule, steps)
         self.timesteps = np.round(self.timesteps)
+        if self.timesteps[0] >= len(self.alphas):
+            raise ValueError(f"expected an offset of less than {schedule['offset']} for {steps} steps")
         self._stride = len(self.alphas) // steps
         self._final, self._clip = float(schedule["final_alpha"]), schedule["clip"]
 

@@ -44,9 +44,13 @@ def test_steps_that_are_refused() -> None:
     with pytest.raises(InvalidArgumentError, match="^pipeline: num_inference_steps: expected at most 4, got 5$"):
         make()("a cat", num_inference_steps=5)
     pipeline = make()
-    pipeline.settings = Settings({"schedule": {"kind": "pndm", "alphas": [0.5] * 9}}, "m.pt2")
+    pipeline.settings = Settings(
+        {"schedule": {"kind": "pndm", "alphas": [0.5] * 9, "spacing": "leading", "offset": 1}}, "m.pt2"
+    )
     with pytest.raises(InvalidArgumentError, match="^pipeline: num_inference_steps: expected at least 4, got 3$"):
         pipeline("a cat", num_inference_steps=3)
+    with pytest.raises(InvalidArgumentError, match="^pipeline: num_inference_steps: expected at most 8, got 9$"):
+        pipeline("a cat", num_inference_steps=9)
     pipeline.settings = Settings({"schedule": {**SECTION["schedule"], "shift": -1.0}}, "m.pt2")
     with pytest.raises(
         InvalidFileError, match="m.pt2: the manifest's pipeline is damaged: schedule: expected 1 to 4 st"

@@ -86,6 +86,11 @@ def test_noise_between_steps_is_of_the_generator(kind: str) -> None:
 def test_most_steps() -> None:
     found = [most_steps({**SCHEDULE, "kind": kind}) for kind in ("ddim", "euler", "dpm", "lcm")]
     assert found == [100, 100, 99, 50]
+    found = [most_steps({**SCHEDULE, "kind": kind, "offset": 1}) for kind in ("ddim", "plms", "euler")]
+    assert found == [99, 99, 100]
+    assert most_steps({**SCHEDULE, "spacing": "trailing", "offset": 1}) == 100
+    for steps in range(1, 100):
+        assert make_sampler({**SCHEDULE, "offset": 1}, steps).timesteps[0] < 100
     assert most_steps(FLOW) == 1000
     assert [fewest_steps({**SCHEDULE, "kind": kind}) for kind in ("ddim", "plms", "pndm")] == [1, 1, 4]
     for spacing in ("leading", "trailing", "linspace"):
@@ -107,6 +112,8 @@ def test_most_steps() -> None:
         ({}, 101, ValueError),
         ({"kind": "dpm"}, 100, ValueError),
         ({"kind": "plms"}, 101, ValueError),
+        ({"offset": 1}, 100, ValueError),
+        ({"offset": 2}, 50, ValueError),
         ({"kind": "pndm"}, 3, ValueError),
         ({"kind": "lcm"}, 51, ValueError),
         ({"kind": "lcm", "original_steps": 101}, 5, ValueError),
