@@ -104,7 +104,7 @@ def make_autoencoder(diffusers: Any, folder: Path) -> None:
 
 
 def make_folder(diffusers: Any, folder: Path) -> None:
-    """8 × 8 latents, 16 × 16 pixels."""
+    """8 × 8 latents, 16 × 16 pixels; PLMS."""
     import torch
     from transformers import CLIPTextConfig, CLIPTextModel
 
@@ -118,7 +118,11 @@ def make_folder(diffusers: Any, folder: Path) -> None:
     unet.save_pretrained(folder / "unet")
     make_autoencoder(diffusers, folder)
     make_tokenizer().save_pretrained(folder / "tokenizer")
-    scheduler_config(folder, "DDIMScheduler", steps_offset=1, clip_sample=False, set_alpha_to_one=False)
+    # As published, with a member of another scheduler.
+    scheduler_config(
+        folder, "PNDMScheduler", steps_offset=1, clip_sample=False, set_alpha_to_one=False, skip_prk_steps=True,
+        trained_betas=None,
+    )  # fmt: skip
     (folder / "model_index.json").write_text(json.dumps({"_class_name": "StableDiffusionPipeline"}))
 
 

@@ -19,10 +19,6 @@ CALLS: list[tuple[str, dict[str, Any]]] = [
 ]
 
 
-# With Stable Diffusion 1.5, and 2 for 512 × 512 pixels.
-PUBLISHED: dict[str, Any] = {
-    "clip_sample": False, "set_alpha_to_one": False, "skip_prk_steps": True, "steps_offset": 1, "trained_betas": None,
-}  # fmt: skip
 # An empty negative prompt is encoded, none at all is zeros.
 XL_CALLS: list[tuple[str, dict[str, Any]]] = [
     ("a photo of a cat", {"num_inference_steps": 4}),
@@ -34,9 +30,9 @@ XL_CALLS: list[tuple[str, dict[str, Any]]] = [
 @pytest.mark.parametrize(
     ("kind", "scheduler", "fields"),
     [
-        ("StableDiffusionPipeline", "PNDMScheduler", PUBLISHED),
+        ("StableDiffusionPipeline", None, {}),
         ("StableDiffusionPipeline", "DDIMScheduler", {}),  # whose steps_offset and clip_sample the pipeline sets
-        ("StableDiffusionPipeline", "PNDMScheduler", {**PUBLISHED, "skip_prk_steps": False}),
+        ("StableDiffusionPipeline", "PNDMScheduler", {"skip_prk_steps": False}),
         ("StableDiffusionPipeline", "DPMSolverMultistepScheduler", {"prediction_type": "v_prediction"}),
         ("StableDiffusionPipeline", "LCMScheduler", {"original_inference_steps": 20}),
         ("StableDiffusionXLPipeline", "EulerAncestralDiscreteScheduler", {"timestep_spacing": "trailing"}),
@@ -47,7 +43,7 @@ XL_CALLS: list[tuple[str, dict[str, Any]]] = [
 def test_schedulers_within_pipelines(
     kind: str, scheduler: str | None, fields: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The recipe's modules, without a compile. No scheduler: the one that Stable Diffusion XL is published with."""
+    """The recipe's modules, without a compile. No scheduler: the one that the model is published with."""
     import torch
 
     diffusers = diffusion_models.import_diffusers()
