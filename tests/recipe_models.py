@@ -6,13 +6,16 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 
 __all__ = [
-    "DIFFUSION", "FOLDERS", "difference", "diffusion_task", "expected_results", "inputs_for", "make_folder", "picture", "plain", "run_without_torch",
+    "DIFFUSION", "FOLDERS", "difference", "diffusion_task", "expected_results", "inputs_for", "make_folder", "picture",
+    "plain", "resize_without_torchvision", "run_without_torch",
 ]  # fmt: skip
 
 LABELS = ["O", "B-PER", "I-PER", "B-LOC", "I-LOC"]
@@ -212,6 +215,15 @@ FOLDERS: dict[str, tuple[str, str, dict[str, Any], str, dict[str, Any]]] = {
         },
         "MaskFormerImageProcessor", {"size": {"height": 64, "width": 64}},
     ),
+    "oneformer": (
+        "image-segmentation", "OneFormerForUniversalSegmentation",
+        {
+            "backbone_config": _SWIN, "conv_dim": 32, "mask_dim": 32, "hidden_dim": 32, "encoder_layers": 1,
+            "encoder_feedforward_dim": 32, "decoder_layers": 3, "dim_feedforward": 32, "num_attention_heads": 2,
+            "num_queries": 6, "query_dec_layers": 1, "task_seq_len": 24, "num_labels": 66,
+        },
+        "OneFormerImageProcessor", {"size": {"height": 64, "width": 64}},
+    ),
     "wav2vec2": (
         "audio-classification", "Wav2Vec2ForSequenceClassification",
         {
@@ -233,12 +245,12 @@ DIFFUSION = {
 }  # fmt: skip
 
 
-def make_tokenizer() -> Any:
+def make_tokenizer(more: Sequence[str] = ()) -> Any:
     """WordPiece over a handful of words."""
     from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors
     from transformers import PreTrainedTokenizerFast
 
-    words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *WORDS]
+    words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *WORDS, *more]
     backend = Tokenizer(models.WordPiece({word: i for i, word in enumerate(words)}, unk_token="[UNK]"))
     backend.normalizer = normalizers.BertNormalizer()
     backend.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
@@ -324,6 +336,15 @@ def make_folder(name: str, folder: Path) -> str:
                 parameter.normal_(0, 0.4)
             if "class_predictor" in part:  # scores above the default threshold
                 parameter.normal_(0, 2)
+            if kind.startswith("OneFormer") and parameter.ndim > 1:  # masks differ by query
+                if "query_embed" in part or "queries_embedder" in part:
+                    parameter.normal_(0, 1)
+                if "mask_embed" in part:
+                    parameter.normal_(0, 0.6)
+                if "decoder.class_embed" in part:
+                    parameter.normal_(0, 1.5)
+                if "task_mlp" in part:
+                    parameter.mul_(0.2)
         for layer in model.modules():  # RT-DETR's are all but zero: every place would look the same
             if kind.startswith(("RTDetr", "DFine")) and hasattr(layer, "running_var"):
                 layer.weight.fill_(1)
@@ -332,6 +353,11 @@ def make_folder(name: str, folder: Path) -> str:
     model.save_pretrained(folder)
     if processor:
         getattr(transformers, processor)(**settings).save_pretrained(folder)
+    if name == "oneformer":
+        make_tokenizer(["task", "is", "panoptic", "instance", "semantic"]).save_pretrained(folder)
+        (folder / "classes.json").write_text(json.dumps({"0": {"name": "cat", "isthing": True}}))
+        names = {"repo_path": str(folder), "class_info_file": "classes.json"}
+        change_config(folder, "preprocessor_config.json", **names)
     if name in ("xlm-roberta", "t5"):
         make_unigram_tokenizer(config.pad_token_id).save_pretrained(folder)
     elif task in (*_TEXT_TASKS, "text-embedding", "reranking") or "zero" in task:
@@ -355,9 +381,22 @@ def make_folder(name: str, folder: Path) -> str:
     return task
 
 
-def change_config(folder: Path, **fields: Any) -> None:
-    config = json.loads((folder / "config.json").read_text())
-    (folder / "config.json").write_text(json.dumps({**config, **fields}))
+def change_config(folder: Path, file: str = "config.json", **fields: Any) -> None:
+    config = json.loads((folder / file).read_text())
+    (folder / file).write_text(json.dumps({**config, **fields}))
+
+
+def resize_without_torchvision() -> None:
+    """OneFormer's image processor has torchvision's alone to resize masks."""
+    import torch
+    from transformers.models.oneformer import image_processing_pil_oneformer as module
+
+    def resize(masks: Any, size: Any, interpolation: Any) -> Any:
+        return torch.nn.functional.interpolate(masks, size=size, mode="bilinear", antialias=True)
+
+    if not hasattr(module, "tvF"):
+        bilinear = SimpleNamespace(BILINEAR="bilinear")
+        setattr(module, "tvF", SimpleNamespace(resize=resize, InterpolationMode=bilinear))  # noqa: B010
 
 
 def make_modules(folder: Path) -> None:
@@ -521,6 +560,8 @@ def expected_results(folder: Path, task: str, **changes: Any) -> Any:
         never = [*own["suppress_tokens"], *range(own["no_timestamps_token_id"] + 1, size)]
         greedy = {"num_beams": 1, "task": "transcribe", "max_new_tokens": 36, "suppress_tokens": never}
         options["generate_kwargs"] = greedy
+    if (folder / "classes.json").is_file():
+        resize_without_torchvision()
     if takes_images(task):
         keywords = {"image_processor": transformers.AutoImageProcessor.from_pretrained(folder, backend="pil")}
     return transformers.pipeline(task, model=str(folder), device="cpu", **keywords)(given, **options)

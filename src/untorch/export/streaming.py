@@ -25,7 +25,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from untorch.runtime.errors import file_error
 
-__all__ = ["load_weights", "on_disk", "stream_weights", "with_streamed_weights"]
+__all__ = ["environment", "load_weights", "on_disk", "stream_weights", "with_streamed_weights"]
 
 # Below it a file costs more than its pages are worth.
 _MIN_BYTES = 1 << 20
@@ -130,7 +130,7 @@ def load_weights(load: Callable[[], _Model]) -> _Model:
     files = _files.get()
     if files is None:
         return load()
-    with _environment("HF_DEACTIVATE_ASYNC_LOAD", "1"), _ResultsInFiles(files):  # a mode is that of one thread
+    with environment("HF_DEACTIVATE_ASYNC_LOAD", "1"), _ResultsInFiles(files):  # a mode is that of one thread
         model = load()
     mapped = _mapped_files()
     moved: dict[int, torch.Tensor] = {}
@@ -191,7 +191,7 @@ def _takes(tensor: torch.Tensor) -> bool:
 
 
 @contextlib.contextmanager
-def _environment(name: str, value: str) -> Iterator[None]:
+def environment(name: str, value: str) -> Iterator[None]:
     """Sets a variable meanwhile, unless it is set."""
     if name in os.environ:
         yield

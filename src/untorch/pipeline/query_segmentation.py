@@ -1,4 +1,4 @@
-"""Segmentation by queries (MaskFormer, Mask2Former): a class and a mask of each query to segments of an image.
+"""Segmentation by queries (MaskFormer, Mask2Former, OneFormer): their classes and masks to segments of an image.
 
 classes: logits [queries, labels + 1], the last for no object. masks: logits [queries, h, w]. size: of the image,
 (width, height). Results are those of transformers' image processors.
@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from untorch.pipeline.resized_maps import bilinear_rows, nearest_indices
 from untorch.pipeline.scores import sigmoid, softmax
 
-__all__ = ["instance_segments", "panoptic_segments", "semantic_scores"]
+__all__ = ["instance_segments", "merged_instance_segments", "panoptic_segments", "semantic_scores"]
 
 _DIGITS = 6  # of a score
 # A score, a label and a mask [height, width] of bools.
@@ -74,16 +74,50 @@ def panoptic_segments(
     chances = softmax(classes)
     labels, scores = chances.argmax(1), chances.max(1)
     kept = np.flatnonzero((labels != classes.shape[1] - 1) & (scores > threshold))
-    if not len(kept):
+    yield from _merge(
+        scores[kept], labels[kept], sigmoid(masks[kept]), size, mask_threshold, overlap_mask_area_threshold
+    )
+
+
+def merged_instance_segments(
+    classes: NDArray[np.float32],
+    masks: NDArray[np.float32],
+    size: tuple[int, int],
+    threshold: float,
+    mask_threshold: float,
+    overlap_mask_area_threshold: float,
+) -> Iterator[Segment]:
+    """OneFormer's instances: of the likeliest pairs of a query and a label, as many as queries, the likeliest first.
+
+    Segments do not overlap, as panoptic ones, but are found by logits, not by their sigmoids.
+    """
+    labels = classes.shape[1] - 1
+    scores = softmax(classes)[:, :-1].reshape(-1)
+    pairs = np.argsort(-scores, kind="stable")[: len(classes)]
+    pairs = pairs[scores[pairs] > threshold]
+    yield from _merge(
+        scores[pairs], pairs % labels, masks[pairs // labels], size, mask_threshold, overlap_mask_area_threshold
+    )
+
+
+def _merge(
+    scores: NDArray[np.float32],
+    labels: NDArray[np.intp],
+    masks: NDArray[np.float32],
+    size: tuple[int, int],
+    mask_threshold: float,
+    overlap_mask_area_threshold: float,
+) -> Iterator[Segment]:
+    """Each pixel to the segment whose mask, times its score, is largest. masks: [segments, h, w]."""
+    if not len(scores):
         return
-    labels, scores = labels[kept], scores[kept]
-    owners = np.empty((size[1], size[0]), np.min_scalar_type(len(kept)))
-    reached = np.zeros(len(kept), np.int64)
-    for rows, values in bilinear_rows(sigmoid(masks[kept]), size):
+    owners = np.empty((size[1], size[0]), np.min_scalar_type(len(scores)))
+    reached = np.zeros(len(scores), np.int64)
+    for rows, values in bilinear_rows(masks, size):
         weighted = values * scores[:, None, None]
         owners[rows] = weighted.argmax(0)
         reached += (weighted >= mask_threshold).sum((1, 2))
-    areas = np.bincount(owners.reshape(-1), minlength=len(kept))
+    areas = np.bincount(owners.reshape(-1), minlength=len(scores))
     for index, (area, most) in enumerate(zip(areas, reached, strict=True)):
         if area and most and float(np.float32(area) / np.float32(most)) > overlap_mask_area_threshold:
             yield round(float(scores[index]), _DIGITS), int(labels[index]), owners == index

@@ -11,7 +11,13 @@ from numpy.typing import NDArray
 from untorch.pipeline.detection import read_threshold
 from untorch.pipeline.extras import import_extra
 from untorch.pipeline.image import ImagePipeline
-from untorch.pipeline.query_segmentation import Segment, instance_segments, panoptic_segments, semantic_scores
+from untorch.pipeline.query_segmentation import (
+    Segment,
+    instance_segments,
+    merged_instance_segments,
+    panoptic_segments,
+    semantic_scores,
+)
 from untorch.pipeline.resized_maps import bilinear_rows, resize_bilinear
 from untorch.pipeline.settings import Settings
 from untorch.runtime.errors import InvalidArgumentError
@@ -27,14 +33,15 @@ class ImageSegmentation(ImagePipeline):
     """``[{"score": …, "label": …, "mask": …}]``: masks are Pillow images, 255 where the label or the segment is.
 
     Of semantic segmentation, scores are None. Models that segment by queries take options: subtask ("panoptic",
-    "instance" or "semantic"; panoptic by default), threshold (of scores, 0.9 by default), and of panoptic segmentation
-    mask_threshold and overlap_mask_area_threshold (0.5 by default).
+    "instance" or "semantic"; panoptic by default), threshold (of scores, 0.9 by default), and of panoptic segmentation,
+    and of OneFormer's instances, mask_threshold and overlap_mask_area_threshold (0.5 by default).
     """
 
     def __init__(self, program: Program, settings: Settings, owned: bool) -> None:
         super().__init__(program, settings, owned)
         self._by_queries: bool = settings.optional("by_queries", bool) or False
         self._mask_size: int | None = settings.optional("mask_size", int)
+        self._task_inputs = _read_task_inputs(settings)
         if self._by_queries:
             self.options = ("subtask", "threshold", "mask_threshold", "overlap_mask_area_threshold")
 
@@ -47,7 +54,10 @@ class ImageSegmentation(ImagePipeline):
         sizes, pixels = [image.size for image in images], self.pixels(images)
         del images
         if self._by_queries:
-            classes, masks = self.call_all("forward", {"pixel_values": pixels})
+            given = {"pixel_values": pixels}
+            if self._task_inputs is not None:
+                given["task_inputs"] = np.stack([self._task_inputs[subtask]] * len(pixels))
+            classes, masks = self.call_all("forward", given)
             labels = self.labels(classes.shape[2] - 1)
             rows = zip(classes, map(self._enlarged, masks), sizes, strict=True)
             return [self._segments(*row, labels, subtask, thresholds) for row in rows]
@@ -71,11 +81,13 @@ class ImageSegmentation(ImagePipeline):
         """Of an image."""
         if subtask == "semantic":
             return _masks(segment(semantic_scores(classes, masks), size), labels, self.finish_mask)
-        found: Iterable[Segment] = (
-            instance_segments(classes, masks, size, thresholds[0])
-            if subtask == "instance"
-            else panoptic_segments(classes, masks, size, *thresholds)
-        )
+        found: Iterable[Segment]
+        if subtask == "panoptic":
+            found = panoptic_segments(classes, masks, size, *thresholds)
+        elif self._task_inputs is not None:
+            found = merged_instance_segments(classes, masks, size, *thresholds)
+        else:
+            found = instance_segments(classes, masks, size, thresholds[0])
         return [
             {"score": score, "label": labels[label], "mask": self.finish_mask(_mask_image(mask))}
             for score, label, mask in found
@@ -84,6 +96,19 @@ class ImageSegmentation(ImagePipeline):
     def finish_mask(self, mask: Any) -> Any:
         """The result's form of a mask, a Pillow image. A server puts a function here that makes a file of it."""
         return mask
+
+
+def _read_task_inputs(settings: Settings) -> dict[str, NDArray[np.int64]] | None:
+    """Tokens by subtask, of OneFormer, which reads them. Raises InvalidFileError."""
+    found = settings.optional("task_inputs", dict)
+    if found is None:
+        return None
+    if {*found} != {*SUBTASKS}:
+        raise settings.damaged(f"task_inputs: expected {', '.join(SUBTASKS)}, got {[*found]!r:.80}")
+    try:
+        return {subtask: np.asarray(ids, np.int64) for subtask, ids in found.items()}
+    except (TypeError, ValueError, OverflowError) as error:
+        raise settings.damaged(f"task_inputs: {error}") from None
 
 
 def _read_thresholds(options: Mapping[str, Any]) -> list[float]:

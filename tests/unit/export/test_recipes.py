@@ -19,6 +19,7 @@ from untorch.export.recipes.sentence_transformers import Modules, read_modules
 from untorch.export.recipes.source import read_source
 from untorch.export.recipes.table import find_task, is_engine_task, list_tasks, task_names
 from untorch.export.recipes.text_embedding import Embedding
+from untorch.pipeline.settings import Settings
 from untorch.runtime.errors import ArgumentTypeError, FileMissingError, InvalidArgumentError, UnsupportedError
 
 pytest.importorskip("transformers")
@@ -389,7 +390,7 @@ _CHANGES: dict[str, list[dict[str, Any]]] = {
 _MARKS = {"minilm": "slow", "ctc": "slow", "rt-detr": "slow"} | dict.fromkeys(
     (
         "bert-mlm", "labse", "cross-encoder", "xlm-roberta", "clip", "wav2vec2", "yolos", "segformer",
-        "mask2former", "maskformer", "whisper", "rt-detr-v2", "d-fine", "table-transformer", "conditional-detr",
+        "mask2former", "maskformer", "oneformer", "whisper", "rt-detr-v2", "d-fine", "table-transformer", "conditional-detr",
         "dab-detr",
     ),
     "exhaustive",
@@ -414,14 +415,61 @@ def with_scipy(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_results_equal_those_of_transformers(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder, package = tmp_path / name, tmp_path / "model.pt2"
     folder.mkdir()
-    if name.startswith("mask"):
+    by_queries = name.startswith(("mask", "oneformer"))
+    if by_queries:
         with_scipy(monkeypatch)
     task = recipe_models.make_folder(name, folder)
     export_folder(folder, package, progress=False)
-    for change in _CHANGES.get(name, _SUBTASKS if name.startswith("mask") else [{}]):
+    for change in _CHANGES.get(name, _SUBTASKS if by_queries else [{}]):
         expected = recipe_models.plain(recipe_models.expected_results(folder, task, **change))
         found = recipe_models.run_without_torch(package, task, **change)
         assert recipe_models.difference(expected, found) < 1e-4, (change, expected, found)
+
+
+def test_oneformer_without_a_compile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its modules and front end; what its processor reads in training is not downloaded."""
+    import torch
+
+    from untorch.export.recipes.segmentation import write_image_segmentation
+    from untorch.pipeline.segmentation import SUBTASKS, ImageSegmentation
+
+    with_scipy(monkeypatch)
+    task = recipe_models.make_folder("oneformer", tmp_path)
+    changes = [{**change, "threshold": 0.3} for change in _SUBTASKS]
+    expected = [recipe_models.expected_results(tmp_path, task, **change) for change in changes]
+    recipe_models.change_config(tmp_path, "preprocessor_config.json", repo_path="no/where", class_info_file="none.json")
+    folder = read_source(tmp_path, None)
+    made = write_image_segmentation(folder)
+    section = json.loads(json.dumps({"task": task, "architecture": folder.architecture, **made.section}))
+    assert [*section["task_inputs"]] == [*SUBTASKS] and section["task_inputs"]["panoptic"][-1] == 0
+    pipeline: Any = ImageSegmentation({}, Settings(section, "m.pt2"), False)  # type: ignore[arg-type]
+
+    def invoke(method: str, arguments: Any) -> list[Any]:
+        with torch.no_grad():
+            found = made.methods[method]["model"](**{key: torch.from_numpy(one) for key, one in arguments.items()})
+        return [one.numpy() for one in found]
+
+    pipeline.invoke = invoke
+    inputs, _ = recipe_models.inputs_for(task)
+    for change, wanted in zip(changes, expected, strict=True):
+        found = pipeline(inputs, **change)
+        assert recipe_models.difference(recipe_models.plain(wanted), recipe_models.plain(found)) < 1e-4, change
+        assert change["subtask"] == "semantic" or max(map(len, found)) > 1, change
+    # The pixels alone do not say the subtask.
+    pixels = torch.zeros(1, 3, 64, 64)
+    with torch.no_grad():
+        classes = [
+            made.methods["forward"]["model"](pixels, torch.tensor([section["task_inputs"][name]]))[0]
+            for name in SUBTASKS
+        ]
+    assert not torch.allclose(classes[0], classes[1], atol=1e-3)
+    recipe_models.change_config(tmp_path, task_seq_len=4)
+    folder.model.config.task_seq_len = 4
+    with pytest.raises(
+        CompileError,
+        match='config.json: task_seq_len: expected at least 6, the tokens of "the task is panoptic", got 4',
+    ):
+        write_image_segmentation(folder)
 
 
 def scores(found: Any) -> Any:

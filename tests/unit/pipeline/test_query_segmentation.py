@@ -8,8 +8,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from untorch.pipeline.query_segmentation import instance_segments, panoptic_segments, semantic_scores
-from untorch.pipeline.segmentation import ImageSegmentation, segment
+from tests import recipe_models
+from untorch.pipeline.query_segmentation import (
+    instance_segments,
+    merged_instance_segments,
+    panoptic_segments,
+    semantic_scores,
+)
+from untorch.pipeline.segmentation import SUBTASKS, ImageSegmentation, segment
 from untorch.pipeline.settings import read_settings
 from untorch.runtime.errors import ArgumentTypeError, InvalidArgumentError, InvalidFileError
 
@@ -17,7 +23,7 @@ pytest.importorskip("PIL")
 pytestmark = pytest.mark.filterwarnings("ignore")  # transformers' own
 
 SIZE = (90, 61)
-SIDES = {"MaskFormer": None, "Mask2Former": 384}
+SIDES = {"MaskFormer": None, "Mask2Former": 384, "OneFormer": None}
 
 
 # With as many labels torch.topk sorts what it finds, though transformers does not ask for it.
@@ -56,6 +62,9 @@ def test_segments_equal_those_of_transformers(kind: str, subtask: str) -> None:
     torch = pytest.importorskip("torch")
     transformers = pytest.importorskip("transformers")
     processor = getattr(transformers, f"{kind}ImageProcessorPil")()
+    if kind == "OneFormer":
+        recipe_models.resize_without_torchvision()
+        processor.class_info_file = ""  # which it reads, though not for this
     read = getattr(processor, f"post_process_{subtask}_segmentation")
     pipeline, counts = make(["a", "b"], mask_size=SIDES[kind]), set()
     for seed in range(4):
@@ -70,11 +79,12 @@ def test_segments_equal_those_of_transformers(kind: str, subtask: str) -> None:
             continue
         thresholds = {"threshold": 0.4, "mask_threshold": 0.5, "overlap_mask_area_threshold": 0.2}
         expected = read(outputs, **thresholds, target_sizes=[SIZE[::-1]])[0]
-        found = (
-            [*instance_segments(classes, enlarged, SIZE, 0.4)]
-            if subtask == "instance"
-            else [*panoptic_segments(classes, enlarged, SIZE, *thresholds.values())]
-        )
+        if subtask == "panoptic":
+            found = [*panoptic_segments(classes, enlarged, SIZE, *thresholds.values())]
+        elif kind == "OneFormer":
+            found = [*merged_instance_segments(classes, enlarged, SIZE, *thresholds.values())]
+        else:
+            found = [*instance_segments(classes, enlarged, SIZE, 0.4)]
         assert [label for _, label, _ in found] == [one["label_id"] for one in expected["segments_info"]]
         for (score, _, mask), one in zip(found, expected["segments_info"], strict=True):
             assert score == pytest.approx(one["score"], abs=2e-6)
@@ -101,6 +111,22 @@ def test_a_mask_for_each_segment(subtask: str | None) -> None:
             assert one["score"] == pytest.approx([1, 0.995][index], abs=1e-3)
 
 
+def test_the_model_reads_the_subtask() -> None:
+    tokens = {"panoptic": [1, 2, 0], "instance": [1, 3, 0], "semantic": [1, 4, 5]}
+    pipeline, image = make(["cat", "dog"], task_inputs=tokens), np.zeros((20, 40, 3), np.uint8)
+    forward, given = pipeline.program["forward"], []
+
+    def invoke(method: str, arguments: Any) -> list[Any]:
+        given.append(arguments["task_inputs"])
+        return [*forward(arguments["pixel_values"])]  # type: ignore[misc]
+
+    pipeline.invoke = invoke  # type: ignore[method-assign]
+    for subtask in (None, *tokens):
+        assert [len(one) for one in pipeline([image, image], subtask=subtask)] == [2, 2]
+        assert given[-1].dtype == np.int64
+        assert given[-1].tolist() == [tokens[subtask or "panoptic"]] * 2
+
+
 def test_thresholds() -> None:
     pipeline, image = make(["cat", "dog"]), np.zeros((20, 40, 3), np.uint8)
     for subtask in ("panoptic", "instance"):
@@ -115,6 +141,10 @@ def test_refusals() -> None:
         make(["cat", "dog"])(image, subtask="parts")
     with pytest.raises(InvalidArgumentError, match="mask_threshold: expected a number from 0 to 1, got 2"):
         make(["cat", "dog"])(image, mask_threshold=2)
+    with pytest.raises(InvalidFileError, match=r"task_inputs: expected panoptic, instance, semantic, got \['parts'\]"):
+        make(["cat", "dog"], task_inputs={"parts": [1]})
+    with pytest.raises(InvalidFileError, match="damaged: task_inputs: invalid literal"):
+        make(["cat", "dog"], task_inputs={key: ["a"] for key in SUBTASKS})
     with pytest.raises(InvalidFileError, match="labels: expected 2, got 1"):
         make(["cat"])(image)
     with pytest.raises(ArgumentTypeError, match="unknown option 'subtask': image-segmentation takes batch_size"):

@@ -122,8 +122,10 @@ def image_inputs(module: nn.Module, shape: tuple[int, ...]) -> dict[str, Any]:
     }
 
 
-def image_steps(source: Source, is_fixed: bool = True) -> tuple[list[list[Any]], tuple[int, ...]]:
+def image_steps(source: Source, is_fixed: bool = True, **changes: Any) -> tuple[list[list[Any]], tuple[int, ...]]:
     """The processor's work as steps, and the shape [3, height, width] that they make.
+
+    changes: members of the processor in the place of the folder's.
 
     Raises CompileError if the steps do not make what the processor makes of a picture, or is_fixed and pictures do not
     get one height and width.
@@ -135,7 +137,7 @@ def image_steps(source: Source, is_fixed: bool = True) -> tuple[list[list[Any]],
     from transformers import AutoImageProcessor
 
     kind: Any = AutoImageProcessor
-    processor: Any = kind.from_pretrained(source.folder, local_files_only=True, backend="pil")
+    processor: Any = kind.from_pretrained(source.folder, local_files_only=True, backend="pil", **changes)
     steps = _read_steps(processor, source)
     shape = check_steps(
         lambda image: processor(images=[image], return_tensors="np")["pixel_values"][0], steps,
