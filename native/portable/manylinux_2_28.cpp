@@ -93,8 +93,7 @@ char __wrap___libc_single_threaded = 0;
 
 }  // extern "C"
 
-// Of libstdc++, by the linker's names: objects are passed by their addresses, as members are called. With a version a
-// name is the library's, also where a header's inline function is compiled into this one.
+// Of libstdc++, by the linker's names: objects are passed by their addresses, as members are called.
 #define UNTORCH_WAIT "_ZNSt18condition_variable4waitERSt11unique_lockISt5mutexE"
 #define UNTORCH_OSTRINGSTREAM "_ZNSt7__cxx1119basic_ostringstreamIcSt11char_traitsIcESaIcEEC1E"
 #define UNTORCH_STRINGBUF_STR "St7__cxx1115basic_stringbufIcSt11char_traitsIcESaIcEE3strEv"
@@ -120,16 +119,17 @@ std::string last_text(const void* buffer) asm("__wrap__ZNO" UNTORCH_STRINGBUF_ST
 std::string last_text(const void* buffer) { return old_text(buffer); }
 
 // They were in the constructor and the destructor, which are inline now and may be compiled into this library. The C++
-// ABI has the count 128 bytes before an exception, and its destructor 104.
+// ABI has these so many bytes before an exception.
+constexpr int kCount = 128, kDestructor = 104;
 using Destructor = void (*)(void*);
 void add_reference(char** exception) asm("__wrap_" UNTORCH_EXCEPTION_PTR "9_M_addrefEv");
 void add_reference(char** exception) {
-  __atomic_fetch_add(reinterpret_cast<int*>(*exception - 128), 1, __ATOMIC_ACQ_REL);
+  __atomic_fetch_add(reinterpret_cast<int*>(*exception - kCount), 1, __ATOMIC_ACQ_REL);
 }
 void release(char** exception) asm("__wrap_" UNTORCH_EXCEPTION_PTR "10_M_releaseEv");
 void release(char** exception) {
-  if (__atomic_fetch_sub(reinterpret_cast<int*>(*exception - 128), 1, __ATOMIC_ACQ_REL) != 1) return;
-  const Destructor destructor = *reinterpret_cast<Destructor*>(*exception - 104);
+  if (__atomic_fetch_sub(reinterpret_cast<int*>(*exception - kCount), 1, __ATOMIC_ACQ_REL) != 1) return;
+  const Destructor destructor = *reinterpret_cast<Destructor*>(*exception - kDestructor);
   if (destructor != nullptr) destructor(*exception);
   abi::__cxa_free_exception(*exception);
   *exception = nullptr;

@@ -19,6 +19,7 @@ PUBLIC = [NATIVE / "include", ROOT / "include"]
 # that know no tensor: dtypes, errors, small containers.
 ALLOWED: dict[str, set[str]] = {
     "base": set(),
+    "portable": set(),
     "stream": {"untorch"},
     "threads": {"base"},
     "tensor": {"base", "threads"},
