@@ -1,10 +1,10 @@
 // Paged attention of one item: FlashAttention's running softmax over pages, in float32.
 //
 //   for blocks of 128 keys          pages are multiples of 16 keys, so a panel of keys lies in one
-//     S = scale·Q·Kᵀ                few rows: dot products on the pages; else K is packed into panels, bfloat16 of pairs
+//     S = scale·Q·Kᵀ                few rows: dot products on the pages; else K is packed, bfloat16 in pairs
 //     softcap, ALiBi, mask          a row sees keys [low, high)
 //     running softmax
-//     O += P·V                      few rows: from the pages; else V is copied into one buffer, zeros where no key is
+//     O += P·V                      few rows: from the pages; else V is copied to a buffer, zeros where no key is
 //
 // Pages of int8 or FP8 codes: the scale of a key goes into its scores, that of a value into its weights. With few rows
 // it is bound by reading the pages once; with many by the FMAs; in bfloat16 vdpbf16ps halves them, and AMX leaves the
