@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +12,7 @@ from torch import fx
 
 from untorch.export.compiler_errors import explain_compiler
 from untorch.export.complex_scalars import ComplexScalars
+from untorch.export.environment import environment
 from untorch.export.errors import CompileError
 from untorch.export.kept_sizes import FixedSizeError, keeps_sizes
 from untorch.export.kernel_calls import CALLS_FILE, describe_call, write_calls
@@ -191,8 +191,8 @@ def begin_inductor(method: Method, folder: Path, generated: list[tuple[str, str 
     line_info = os.environ.get("TRITON_DISABLE_LINE_INFO", "1")
     path = os.environ.get("LIBRARY_PATH")
     with (
-        _environment("LIBRARY_PATH", f"{links}:{path}" if path else str(links)),
-        _environment("TRITON_DISABLE_LINE_INFO", line_info),
+        environment("LIBRARY_PATH", f"{links}:{path}" if path else str(links)),
+        environment("TRITON_DISABLE_LINE_INFO", line_info),
         neutral_paths(output),
         equal_layers(outlined=outlined) if shortened else contextlib.nullcontext() as layers,
         dependent_launches() if _launches_dependent(method) else contextlib.nullcontext(),
@@ -221,17 +221,3 @@ def _launches_dependent(method: Method) -> bool:
     if method.options.pdl and not has_pdl:
         raise OptionError(f"option pdl: sm_90 and newer GPUs have it, not {architecture or 'CPUs'}: leave it out")
     return has_pdl and method.options.pdl is not False
-
-
-@contextlib.contextmanager
-def _environment(name: str, value: str) -> Iterator[None]:
-    """Sets a variable meanwhile."""
-    old = os.environ.get(name)
-    os.environ[name] = value
-    try:
-        yield
-    finally:
-        if old is None:
-            del os.environ[name]
-        else:
-            os.environ[name] = old

@@ -23,9 +23,10 @@ from torch import nn
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from untorch.export.environment import environment
 from untorch.runtime.errors import file_error
 
-__all__ = ["environment", "load_weights", "on_disk", "stream_weights", "with_streamed_weights"]
+__all__ = ["load_weights", "on_disk", "stream_weights", "with_streamed_weights"]
 
 # Below it a file costs more than its pages are worth.
 _MIN_BYTES = 1 << 20
@@ -188,16 +189,3 @@ def _takes(tensor: torch.Tensor) -> bool:
         return False
     reach = 1 + sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
     return tensor.storage_offset() == 0 and reach * tensor.element_size() == storage.nbytes()
-
-
-@contextlib.contextmanager
-def environment(name: str, value: str) -> Iterator[None]:
-    """Sets a variable meanwhile, unless it is set."""
-    if name in os.environ:
-        yield
-        return
-    os.environ[name] = value
-    try:
-        yield
-    finally:
-        del os.environ[name]

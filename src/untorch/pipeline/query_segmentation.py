@@ -38,22 +38,20 @@ def instance_segments(
     A score is the label's, times the mean of the mask's where it is above a half. Where segments overlap, the later one
     has the pixels.
     """
-    labels = classes.shape[1] - 1
-    scores = softmax(classes)[:, :-1].reshape(-1)
     rows, columns = nearest_indices(masks.shape[1], size[1]), nearest_indices(masks.shape[2], size[0])
     places = np.full((size[1], size[0]), -1, np.int32)
     kept: list[tuple[float, int]] = []
-    for pair in np.argsort(-scores, kind="stable")[: len(classes)]:
-        if scores[pair] < threshold:  # which its mask does not raise
+    for chance, label, query in zip(*_likeliest_pairs(classes), strict=True):
+        if chance < threshold:  # which its mask does not raise
             continue
-        mask = masks[pair // labels]
+        mask = masks[query]
         inside = mask > 0
         share = (sigmoid(mask) * inside).sum(dtype=np.float32) / (inside.sum(dtype=np.float32) + np.float32(1e-6))
-        score = float(scores[pair] * share)
+        score = float(chance * share)
         pixels = inside[rows][:, columns]
         if score >= threshold and pixels.any():
             places[pixels] = len(kept)
-            kept.append((round(score, _DIGITS), int(pair % labels)))
+            kept.append((round(score, _DIGITS), int(label)))
     for index, (score, label) in enumerate(kept):
         yield score, label, places == index
 
@@ -91,13 +89,21 @@ def merged_instance_segments(
 
     Segments do not overlap, as panoptic ones, but are found by logits, not by their sigmoids.
     """
+    scores, labels, queries = _likeliest_pairs(classes)
+    kept = scores > threshold
+    yield from _merge(
+        scores[kept], labels[kept], masks[queries[kept]], size, mask_threshold, overlap_mask_area_threshold
+    )
+
+
+def _likeliest_pairs(
+    classes: NDArray[np.float32],
+) -> tuple[NDArray[np.float32], NDArray[np.intp], NDArray[np.intp]]:
+    """Scores, labels and queries of as many pairs of them as there are queries, the likeliest first."""
     labels = classes.shape[1] - 1
     scores = softmax(classes)[:, :-1].reshape(-1)
     pairs = np.argsort(-scores, kind="stable")[: len(classes)]
-    pairs = pairs[scores[pairs] > threshold]
-    yield from _merge(
-        scores[pairs], pairs % labels, masks[pairs // labels], size, mask_threshold, overlap_mask_area_threshold
-    )
+    return scores[pairs], pairs % labels, pairs // labels
 
 
 def _merge(

@@ -147,7 +147,7 @@ UNTORCH_AMX inline void amx_gemm(const AmxOperands& o, int row_tiles, int panels
   }
 }
 
-// Any number of rows and panels. Rows behind the last, up to a multiple of 16, are read and written.
+// A GEMM of any M (rows) and N (panels of 16). M is padded to a multiple of 16: A and C have memory for these rows.
 template <class Tiles, bool kInt8>
 void amx_gemm_blocks(const AmxOperands& whole, std::int64_t rows, std::int64_t panels) {
   for (std::int64_t j = 0; j < panels; j += kAmxMostTiles) {

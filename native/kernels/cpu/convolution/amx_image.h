@@ -2,11 +2,11 @@
 //
 //   [phase][image][height][width][pixel]       phase (py, px): padded rows y ≡ py and columns x ≡ px, modulo the stride
 //
-// Tap (ky, kx) of output pixel (y, x) is pixel (y + ky·dilation / stride, x + kx·dilation / stride) of the phase of
-// (ky·dilation, kx·dilation) modulo the stride. So if output pixels are numbered as the image's are, each tap reads the
-// pixel of that number at a fixed distance, and neighbours read neighbours: 16 of them are the rows of a tile, a
-// constant stride apart, whatever the kernel's stride and padding. What lies between the output's rows is computed,
-// too, and dropped: 2 of 58 pixels for a 3×3 kernel on 56×56.
+// This is an implicit GEMM without an offset table. Tap (ky, kx) of output pixel (y, x) is pixel
+// (y + ky·dilation / stride, x + kx·dilation / stride) of the phase of (ky·dilation, kx·dilation) modulo the stride.
+// With output pixels numbered as the image's, each tap reads at a constant offset, and 16 consecutive pixels are the
+// rows of a tile with a constant stride, for any stride and padding of the convolution. The columns at the end of a row
+// that are no output are computed and discarded: 2 of 58 for a 3×3 kernel on 56×56.
 #pragma once
 
 #include <algorithm>

@@ -7,10 +7,10 @@ from typing import Any
 
 import torch
 
+from untorch.export.environment import environment
 from untorch.export.errors import CompileError
 from untorch.export.recipes.image import ImageLogits, ImageModule, image_inputs, image_steps
 from untorch.export.recipes.source import Made, Source
-from untorch.export.streaming import environment
 from untorch.pipeline.segmentation import SUBTASKS
 from untorch.runtime.errors import UnsupportedError
 
