@@ -21,6 +21,7 @@ from untorch.export.passes.choose_attention import choose_attention
 from untorch.export.passes.compose_linears import compose_linears
 from untorch.export.passes.cond_predicates_to_host import cond_predicates_to_host
 from untorch.export.passes.conv1d_as_conv2d import conv1d_as_conv2d
+from untorch.export.passes.crop_kernels import crop_kernels
 from untorch.export.passes.decompose_flex_attention import decompose_flex_attention
 from untorch.export.passes.drop_dead_code import drop_dead_code
 from untorch.export.passes.drop_inference_dropout import drop_inference_dropout
@@ -305,6 +306,12 @@ PASSES = (
         "makes one linear layer of two that follow each other, linear layers or 1 x 1 convolutions with views between, "
         "where the product of their weights is at most nine tenths of the work: SegFormer's decoder, together with the "
         "pass before. Layers that `keep_weights` names stay",
+    ),
+    Pass(
+        "crop_kernels",
+        lambda module, options, device, architecture: crop_kernels(module, options.kept_weights),
+        "removes taps of a convolution's kernel that read padding alone, where sizes are known: a 3 x 3 kernel on an "
+        "image of one pixel is a 1 x 1 kernel. Weights that `keep_weights` names stay",
     ),
     Pass(
         "fold_channel_factors",
