@@ -12,7 +12,6 @@
 #include <vector>
 
 #include "kernels/cpu/attention/attention_levels.h"
-#include "kernels/cpu/common/amx_limits.h"
 #include "kernels/cpu/gemm/gemm.h"
 
 namespace untorch::kernels::cpu {
@@ -96,7 +95,7 @@ void attention(const Attention<float>& p) {
 void attention(const HalfAttention& p) {
   HalfMath math = HalfMath::kWidened;
   if (p.type == HalfType::kBFloat16) {
-    if (p.queries >= kAmxFewestQueries && cpu_has_amx()) {
+    if (cpu_has_amx()) {
       math = HalfMath::kAmx;
     } else if (cpu_has_fast_bf16()) {
       math = HalfMath::kDotBf16;

@@ -173,7 +173,7 @@ void item_of(const PagedAttention& p, const PagedItem& item, bool bf16, bool amx
   const std::int64_t begin = p.cu_seqlens_q[item.sequence], end = p.cu_seqlens_q[item.sequence + 1];
   const std::int64_t length = p.seqlens_k[item.sequence];
   const std::int64_t position = length - (end - begin) + (item.query - begin);  // of the first query
-  const bool tiles = kIsBFloat16<S> && amx && rows >= kAmxFewestQueries;
+  const bool tiles = kIsBFloat16<S> && amx && rows >= kAmxFewestPagedRows;
   const bool pairs = tiles || (kIsBFloat16<S> && bf16 && rows > kDotRowsLimit);
   const std::int64_t ldq = pairs ? round_up(p.width, kAmxPadding) : p.width;
   dispatch(p.dtype, [&]<class E>(E) { load_queries<E>(p, item, w, ldq); });

@@ -189,7 +189,7 @@ bool run_amx(const ConvolutionCall& call) {
   const PackedConvolution& p = *call.problem;
   const std::int64_t channels = p.groups * p.in_channels;
   const AmxImage image = amx_image(p, amx_pixel(2 * channels), false);
-  if (!amx_pays(image, p.in_channels / 2, kAmxFewestWords, kAmxFewestPixels)) return false;
+  if (!amx_pays(image, p.in_channels / 2, kAmxFewestWords, 1)) return false;
   char* const made = amx_memory(image.nbytes());
   for_each_item_grained(image.rows(), 8, p.batch * p.input[0] * p.input[1] * channels > kParallelWork, [&](auto i) {
     fill_amx_row(p, image, i, 0, made, [&](auto n, auto y, auto x, std::int64_t count, char* to) {

@@ -195,7 +195,7 @@ bool run_amx(const Int8ConvolutionCall& call, const Source& from, const std::vec
   const ImageStrides& s = from.strides;
   const std::int64_t c = call.group_step, words = c / kInt8Group;
   AmxImage image = amx_image(p, amx_pixel(p.groups * c), each.size() > 1);
-  if (!amx_pays(image, words, kAmxFewestInt8Words, kAmxFewestInt8Rows)) return false;
+  if (!amx_pays(image, words, kAmxFewestInt8Words, kAmxFewestInt8Pixels)) return false;
   const void* data = from.data;
   if (in_place && is_dense_pointwise(p, s)) {
     image.pixel = s.pixel;

@@ -199,7 +199,7 @@ void widen_bias(const Int8Linear& p, float* bias) {
 }
 
 bool takes_amx(const Int8Linear& p) {
-  return N == 16 && p.m >= kAmxFewestInt8Rows && p.k >= kAmxTileBytes && p.groups == 1;
+  return N == 16 && p.m >= kAmxFewestRows && p.k >= kAmxTileBytes && p.groups == 1;
 }
 
 void gemm_int8_slice(const Int8Linear& p, bool vnni, bool amx, const Int8Rows& rows, const float* bias,

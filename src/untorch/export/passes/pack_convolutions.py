@@ -9,6 +9,7 @@ before. Their weights are stored in bfloat16 again where that was the type and t
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -48,6 +49,8 @@ _aten = torch.ops.aten
 # In a node's metadata: the half type in which the model computes what is computed in float32.
 ROUNDED_FROM = "untorch_rounded_from"
 _WINOGRAD_SIZE = 12  # pixels
+# Products of an output with a weight in bfloat16: with fewer, rounding the input costs more than is saved.
+_FEWEST_PRODUCTS = 24
 
 
 @dataclass
@@ -229,8 +232,9 @@ def _form(node: fx.Node, arguments: dict[str, Any], amx: bool) -> str:
     groups = arguments["groups"]
     if len(kernel) == 2 and serves_small_groups(inputs * groups, out_channels, sizes_of(arguments, kernel), groups):
         return "small groups"
-    serves = serves_bfloat16(inputs * groups, out_channels, [1, *kernel][-2:], groups)
-    return "bfloat16" if serves and is_bfloat16 else "plain"
+    if not is_bfloat16 or math.prod([inputs, *kernel]) < _FEWEST_PRODUCTS:
+        return "plain"
+    return "bfloat16" if serves_bfloat16(inputs * groups, out_channels, [1, *kernel][-2:], groups) else "plain"
 
 
 def _uses_winograd(node: fx.Node, arguments: dict[str, Any]) -> bool:

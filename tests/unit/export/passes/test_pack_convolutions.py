@@ -172,13 +172,13 @@ def test_reference_with_a_bfloat16_weight(groups: int) -> None:
 @pytest.mark.parametrize(
     ("convolution", "form"),
     [
-        (nn.Conv2d(10, 20, 1), torch.bfloat16),
+        (nn.Conv2d(24, 20, 1), torch.bfloat16),
         (nn.Conv2d(10, 20, 3, stride=2, padding=1), torch.bfloat16),
         (nn.Conv2d(20, 20, 3, groups=2), torch.bfloat16),
         (nn.Conv1d(10, 20, 3), torch.bfloat16),
-        (nn.Conv2d(4, 20, 1), torch.bfloat16),
+        (nn.Conv2d(22, 20, 1), torch.float32),  # few products
         (nn.Conv2d(4, 20, 3), torch.float32),  # few channels: the image is padded beforehand
-        (nn.Conv2d(9, 20, 1), torch.float32),  # odd
+        (nn.Conv2d(25, 20, 1), torch.float32),  # odd
         (nn.Conv2d(20, 20, 3, groups=20), torch.float32),  # depthwise
         (nn.Conv2d(16, 16, 3, padding=1), torch.float32),  # Winograd
     ],
