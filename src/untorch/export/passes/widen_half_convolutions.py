@@ -1,8 +1,9 @@
 """Computes convolutions in half types, and the operators between them, in float32: the type that CPU kernels have.
 
-The inputs and results of such a subgraph are converted, instead of every result inside. Batch norm, activations and
-sums that follow a convolution belong to it. Everything else stays in the half type. ``pack_convolutions`` stores the
-weights of dense convolutions in bfloat16 again (``ROUNDED_FROM``), for kernels with AMX or vdpbf16ps.
+The inputs and results of such a subgraph are converted, instead of every result inside. Batch norm, activations, also
+behind views, and sums that follow a convolution belong to it. Everything else stays in the half type.
+``pack_convolutions`` stores the weights of dense convolutions in bfloat16 again (``ROUNDED_FROM``), for kernels with AMX
+or vdpbf16ps.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from untorch.export.mutations import Aliases, is_mutating
 from untorch.export.passes.attributes import add_constant, remove_unused
 from untorch.export.passes.calls import add_call, arguments_of
 from untorch.export.passes.constants import Constants
-from untorch.export.passes.convolution_chains import CONVOLUTIONS
+from untorch.export.passes.convolution_chains import CONVOLUTIONS, move_activations
 from untorch.export.passes.epilogues import value_of
 from untorch.export.passes.pack_convolutions import ROUNDED_FROM
 from untorch.export.passes.report import PassReport
@@ -55,6 +56,8 @@ def widen_half_convolutions(module: fx.GraphModule) -> PassReport:
     report = PassReport("widen_half_convolutions")
     graph = module.graph
     constants = Constants(module)
+    found = [node for node in graph.nodes if node.op == "call_function" and node.target in CONVOLUTIONS]
+    move_activations(graph, [node for node in found if _is_half(node)])
     region = _region(graph, constants)
     if not region:
         return report

@@ -123,6 +123,22 @@ def test_a_stem_before_other_layers_stays_small() -> None:
     assert changed == ["conv2d"] and conversions(module) == [torch.float32, BFLOAT16]
 
 
+def test_an_activation_behind_views() -> None:
+    """SegFormer's depthwise convolution: its result becomes tokens before GELU."""
+
+    class Tokens(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.conv, self.linear = nn.Conv2d(4, 4, 3, padding=1, groups=4), nn.Linear(4, 5)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.linear(nn.functional.gelu(self.conv(x).flatten(2).transpose(1, 2)))
+
+    module, changed = widened(Tokens(), x_of())
+    assert changed == ["conv2d", "gelu_default"]
+    assert conversions(module) == [torch.float32, BFLOAT16]
+
+
 def test_weights_become_float32_once() -> None:
     module, _ = widened(Net(), x_of())
     dtypes = {name: tensor.dtype for name, tensor in [*module.named_parameters(), *module.named_buffers()]}
