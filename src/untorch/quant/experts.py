@@ -16,7 +16,7 @@ from untorch.ops.int4_moe import check_weights
 from untorch.ops.moe import check_numbers
 from untorch.quant.modules import replace_modules
 from untorch.quant.moe import NVFP4MoE
-from untorch.quant.nvfp4 import NVFP4_METHODS, NVFP4Weight, nvfp4_error, quantize_nvfp4
+from untorch.quant.nvfp4 import NVFP4_METHODS, quantize_nvfp4_errors
 from untorch.quant.swiglu import SwiGLU, swiglu_of
 from untorch.runtime.errors import InvalidArgumentError
 
@@ -256,8 +256,8 @@ def make_experts(
     gate_up = _gate_first(gate_up, swiglu.interleaved)
     upper, lower_bias = (tensors[field].float() if field in tensors else None for field in _BIASES)
     e, rows, k = gate_up.shape
-    halves = quantize_nvfp4(gate_up.reshape(e, 2, rows // 2, k), search=search)
-    lower = quantize_nvfp4(down, search=search)
+    halves, upper_error, _ = quantize_nvfp4_errors(gate_up.reshape(e, 2, rows // 2, k), search)
+    lower, lower_error, _ = quantize_nvfp4_errors(down, search)
     moe = NVFP4MoE(
         halves.packed.reshape(e, rows, k // 2), halves.block_scale.reshape(e, rows, k // 16), lower.packed,
         lower.block_scale, halves.global_scale, lower.global_scale,
@@ -265,10 +265,8 @@ def make_experts(
         None if lower_bias is None else lower_bias.to(gate_up.device, copy=True), swiglu_alpha=swiglu.alpha,
         swiglu_beta=swiglu.beta, swiglu_limit=swiglu.limit,
     )  # fmt: skip
-    report = ExpertsReport(
-        name, sum(p.numel() * p.element_size() for p in (gate_up, down)), moe.weight_nbytes,
-        _error(gate_up.reshape(2 * e, rows // 2, k), halves), _error(down, lower),
-    )  # fmt: skip
+    before = sum(p.numel() * p.element_size() for p in (gate_up, down))
+    report = ExpertsReport(name, before, moe.weight_nbytes, upper_error, lower_error)
     return NVFP4Experts(moe).to(home), report
 
 
@@ -307,17 +305,3 @@ def make_int4_experts(
 def _gate_first(tensor: torch.Tensor, interleaved: bool) -> torch.Tensor:
     """[E, 2·I, ..] with the gate's rows before those of up, contiguous."""
     return torch.cat((tensor[:, 0::2], tensor[:, 1::2]), 1) if interleaved else tensor.contiguous()
-
-
-def _error(weight: torch.Tensor, made: NVFP4Weight) -> float:
-    """‖W' − W‖ / ‖W‖ over all matrices [.., n, k] of ``weight``."""
-    matrices = weight.flatten(0, -3)
-    parts = zip(
-        matrices, made.packed.flatten(0, -3), made.block_scale.flatten(0, -3), made.global_scale.flatten(), strict=True
-    )
-    wrong, whole = 0.0, 0.0
-    for matrix, packed, scale, world in parts:
-        norm = float(matrix.double().square().sum())
-        wrong += nvfp4_error(matrix, NVFP4Weight(packed, scale, world)) ** 2 * norm
-        whole += norm
-    return float((wrong / whole) ** 0.5) if whole else 0.0

@@ -79,32 +79,43 @@ def quantize_nvfp4(
             f"quantize_nvfp4: weight: expected float32, bfloat16 or float16 [..., n, k], got "
             f"{str(weight.dtype).removeprefix('torch.')} {list(weight.shape)}"
         )
-    if not is_finite(weight):
-        raise InvalidArgumentError("quantize_nvfp4: weight: it has values that are not finite")
-    *batch, n, k = weight.shape
-    scale = _global_scale(weight) if global_scale is None else _given(global_scale, tuple(batch), weight.device)
-    blocks = -(-k // BLOCK_SIZE)
-    flat, per_row = weight.reshape(math.prod(batch) * n, k), scale.unsqueeze(-1).expand(*batch, n).reshape(-1)
-    packed, block_scale, _ = _quantize_rows(flat, per_row, search)
-    return NVFP4Weight(
-        packed.reshape(*batch, n, packed.shape[1]), block_scale.reshape(*batch, n, blocks), scale.reshape(tuple(batch))
-    )
+    scale = None if global_scale is None else _given(global_scale, tuple(weight.shape[:-2]), weight.device)
+    return _quantize(weight, scale, search)[0]
 
 
 def quantize_nvfp4_errors(weight: torch.Tensor, search: bool) -> tuple[NVFP4Weight, float, float | None]:
-    """A matrix [n, k] in NVFP4, its relative error as ``nvfp4_error``, and that without the search, if there is one."""
-    if not has_kernel(weight):
-        made = quantize_nvfp4(weight, search=search)
-        nearest = nvfp4_error(weight, quantize_nvfp4(weight, search=False)) if search else None
-        return made, nvfp4_error(weight, made), nearest
+    """[..., n, k] in NVFP4, the relative error over all matrices, and that without the search, if there is one."""
+    made, sums = _quantize(weight, None, search)
+    if sums is None:
+        nearest = _error(weight, _quantize(weight, None, search=False)[0]) if search else None
+        return made, _error(weight, made), nearest
+    wrong, nearest_wrong, whole = sums.sum(0).tolist()
+    return made, relative_norm(wrong, whole), relative_norm(nearest_wrong, whole) if search else None
+
+
+def _quantize(
+    weight: torch.Tensor, scale: torch.Tensor | None, search: bool
+) -> tuple[NVFP4Weight, torch.Tensor | None]:
+    """[..., n, k] in NVFP4 with the matrices' global scales [...], or their own; on CPUs also the kernel's sums."""
     if not is_finite(weight):
         raise InvalidArgumentError("quantize_nvfp4: weight: it has values that are not finite")
-    scale = _global_scale(weight)
-    packed, block_scale, sums = _quantize_rows(weight, scale.expand(weight.shape[0]), search)
-    assert sums is not None
-    wrong, nearest_wrong, whole = sums.sum(0).tolist()
-    made = NVFP4Weight(packed, block_scale, scale)
-    return made, relative_norm(wrong, whole), relative_norm(nearest_wrong, whole) if search else None
+    *batch, n, k = weight.shape
+    if scale is None:
+        scale = _global_scale(weight)
+    blocks = -(-k // BLOCK_SIZE)
+    flat, per_row = weight.reshape(math.prod(batch) * n, k), scale.unsqueeze(-1).expand(*batch, n).reshape(-1)
+    packed, block_scale, sums = _quantize_rows(flat, per_row, search)
+    made = NVFP4Weight(
+        packed.reshape(*batch, n, packed.shape[1]), block_scale.reshape(*batch, n, blocks), scale.reshape(tuple(batch))
+    )
+    return made, sums
+
+
+def _error(weight: torch.Tensor, made: NVFP4Weight) -> float:
+    """``nvfp4_error`` over all matrices of [..., n, k]."""
+    scales = made.global_scale.unsqueeze(-1).expand(weight.shape[:-1]).flatten()
+    rows = NVFP4Weight(made.packed.flatten(0, -2), made.block_scale.flatten(0, -2), scales)
+    return nvfp4_error(weight.flatten(0, -2), rows)
 
 
 def _quantize_rows(

@@ -12,7 +12,15 @@ import torch
 
 from untorch.ops import chunks
 from untorch.ops.nvfp4_layout import E2M1_VALUES, pack_nvfp4, unpack_nvfp4
-from untorch.quant.nvfp4 import NVFP4Weight, concatenate_nvfp4, nvfp4_error, quantize_nvfp4, reconcile_nvfp4
+from untorch.quant import nvfp4
+from untorch.quant.nvfp4 import (
+    NVFP4Weight,
+    concatenate_nvfp4,
+    nvfp4_error,
+    quantize_nvfp4,
+    quantize_nvfp4_errors,
+    reconcile_nvfp4,
+)
 from untorch.runtime.errors import InvalidArgumentError
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
@@ -173,6 +181,22 @@ def test_zeros_and_blocks_of_zeros(search: bool, dtype: torch.dtype) -> None:
     torch.testing.assert_close(made.dequantize(), weight.float(), rtol=1e-6, atol=0)
     assert nvfp4_error(weight, made) < 1e-6
     assert nvfp4_error(torch.zeros(2, 48), quantize_nvfp4(torch.zeros(2, 48))) == 0.0
+
+
+@pytest.mark.parametrize("shape", [(6, 48), (3, 6, 40), (2, 2, 5, 32)])
+@pytest.mark.parametrize("kernel", [True, False])
+def test_errors_of_all_matrices(shape: tuple[int, ...], kernel: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    weight = torch.randn(shape) * torch.rand(*shape[:-2], 1, 1)
+    expected = [quantize_nvfp4(weight), quantize_nvfp4(weight, search=False)]
+    if not kernel:
+        monkeypatch.setattr(nvfp4, "has_kernel", lambda weight: False)
+    made, error, nearest = quantize_nvfp4_errors(weight, search=True)
+    for name in ("packed", "block_scale", "global_scale"):
+        assert torch.equal(getattr(made, name).float(), getattr(expected[0], name).float())
+    for got, quantized in zip((error, nearest), expected, strict=True):
+        difference = quantized.dequantize(torch.float64)[..., : shape[-1]] - weight.double()
+        assert got == pytest.approx(float(difference.norm() / weight.double().norm()), rel=1e-5)
+    assert quantize_nvfp4_errors(weight, search=False)[1:] == (pytest.approx(nearest), None)
 
 
 @pytest.mark.parametrize("search", [False, True])

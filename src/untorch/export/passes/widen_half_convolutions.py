@@ -1,9 +1,9 @@
 """Computes convolutions in half types, and the operators between them, in float32: the type that CPU kernels have.
 
 The inputs and results of such a subgraph are converted, instead of every result inside. Batch norm, activations, also
-behind views, and sums that follow a convolution belong to it. Everything else stays in the half type.
-``pack_convolutions`` stores the weights of dense convolutions in bfloat16 again (``ROUNDED_FROM``), for kernels with AMX
-or vdpbf16ps.
+behind views, and sums that follow a convolution belong to it. Everything else stays in the half type. The weights of
+dense convolutions are stored in bfloat16 again by ``pack_convolutions`` (``ROUNDED_FROM``), for kernels with AMX or
+vdpbf16ps.
 """
 
 from __future__ import annotations
