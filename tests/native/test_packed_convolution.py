@@ -334,6 +334,20 @@ def test_bfloat16_weights_with_inputs_of_float32() -> None:
         assert_close(got, expected)
 
 
+@pytest.mark.parametrize(("channels", "out_channels"), [(24, 40), (64, 1), (256, 33)])
+def test_blocks_of_pixels_with_bfloat16_weights(channels: int, out_channels: int) -> None:
+    """1×1 kernels, of which each block rounds its own pixels where there are enough for all threads."""
+    x = rounded(images(2, channels + 16, 33, 41))[:, 8 : 8 + channels]
+    weight, bias = rounded(torch.randn(out_channels, channels, 1, 1) / channels**0.5), torch.randn(out_channels)
+    residual, results = torch.randn(2, out_channels, 33, 41), []
+    for threads in (1, 2, 5):
+        shim.lib.utp_set_num_threads(threads)
+        results.append(run(x, weight, bias, residual, activation="relu", bf16=True))
+    shim.lib.utp_set_num_threads(2)
+    assert all(torch.equal(result, results[0]) for result in results[1:])
+    assert_close(results[0], torch.relu(exact(x, weight, bias, (1, 1), (0, 0), (1, 1), 1)) + residual)
+
+
 def test_bfloat16_weights_keep_nan_and_infinity() -> None:
     x, weight = images(1, 16, 5, 5), torch.ones(16, 16, 3, 3)
     x[0, 3, 2, 2], x[0, 5, 0, 0] = torch.nan, torch.inf

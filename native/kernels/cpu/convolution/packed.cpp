@@ -78,29 +78,45 @@ PixelTiles tiles_of(const PackedConvolution& p) {
   return {p.batch, pixels, ceil_div(pixels, tallest)};
 }
 
-void run(const ConvolutionCall& call) {
-  const PackedConvolution& p = *call.problem;
-  const PixelTiles tiles = tiles_of(p);
-  const std::int64_t count = tiles.count(), panels = ceil_div(p.out_channels, kPackWidth);
+// The work cut for the threads: blocks of tiles; where these are too few, of the groups, too, or of the panels, no less
+// than two.
+struct Blocks {
+  PixelTiles tiles;
+  std::int64_t count, parts;
+  bool parallel;
+
+  std::int64_t first_tile(std::int64_t block) const { return tiles.count() * block / count; }
+};
+
+Blocks blocks_of(const PackedConvolution& p) {
+  Blocks to{tiles_of(p), 0, 0, false};
+  const std::int64_t count = to.tiles.count(), panels = ceil_div(p.out_channels, kPackWidth);
   const std::int64_t threads = omp_in_parallel() ? 1 : omp_get_max_threads();
   const std::int64_t per_tile = std::max<std::int64_t>(1, p.batch * p.output[0] * p.output[1] / count);
-  const std::int64_t blocks = ceil_div(count, std::max<std::int64_t>(1, kBlockPixels / per_tile));
-  // Too few blocks for the threads: the groups are cut, too, or the panels, to no less than two.
+  to.count = ceil_div(count, std::max<std::int64_t>(1, kBlockPixels / per_tile));
   const std::int64_t wanted = threads == 1 ? 1 : kTasksPerThread * threads;
   const std::int64_t most = p.groups > 1 ? p.groups : std::max<std::int64_t>(1, panels / 2);
-  const std::int64_t parts = std::clamp<std::int64_t>(ceil_div(wanted, blocks), 1, most);
+  to.parts = std::clamp<std::int64_t>(ceil_div(wanted, to.count), 1, most);
+  to.parallel = threads > 1 && operations(p) > 1e6;
+  return to;
+}
+
+void run_part(const ConvolutionCall& call, const Blocks& b, std::int64_t block, std::int64_t part) {
+  const PackedConvolution& p = *call.problem;
+  const std::int64_t panels = ceil_div(p.out_channels, kPackWidth);
   const std::int64_t nbytes =
-      UNTORCH_ISA_CALL(convolution_workspace)(ceil_div(count, blocks) + 1, call.taps, call.weights);
-  for_each_item(blocks * parts, threads > 1 && operations(p) > 1e6, [&](std::int64_t i) {
-    const std::int64_t block = i / parts, part = i % parts;
-    const std::int64_t tile0 = count * block / blocks, tile1 = count * (block + 1) / blocks;
-    const std::int64_t size = p.groups > 1 ? p.groups : panels;
-    const std::int64_t first = size * part / parts, last = size * (part + 1) / parts;
-    const bool grouped = p.groups > 1;
-    UNTORCH_ISA_CALL(convolution_slice)
-    (call, tiles, tile0, tile1, grouped ? first : 0, grouped ? last : 1, grouped ? 0 : first, grouped ? panels : last,
-     workspace(nbytes));
-  });
+      UNTORCH_ISA_CALL(convolution_workspace)(ceil_div(b.tiles.count(), b.count) + 1, call.taps, call.weights);
+  const bool grouped = p.groups > 1;
+  const std::int64_t size = grouped ? p.groups : panels;
+  const std::int64_t first = size * part / b.parts, last = size * (part + 1) / b.parts;
+  UNTORCH_ISA_CALL(convolution_slice)
+  (call, b.tiles, b.first_tile(block), b.first_tile(block + 1), grouped ? first : 0, grouped ? last : 1,
+   grouped ? 0 : first, grouped ? panels : last, workspace(nbytes));
+}
+
+void run(const ConvolutionCall& call) {
+  const Blocks b = blocks_of(*call.problem);
+  for_each_item(b.count * b.parts, b.parallel, [&](std::int64_t i) { run_part(call, b, i / b.parts, i % b.parts); });
 }
 
 void run_depthwise(const ConvolutionCall& call) {
@@ -190,20 +206,59 @@ bool run_amx(const ConvolutionCall& call) {
   const std::int64_t channels = p.groups * p.in_channels;
   const AmxImage image = amx_image(p, amx_pixel(2 * channels), false);
   if (!amx_pays(image, p.in_channels / 2, kAmxFewestWords, 1)) return false;
+  const std::int64_t panels = ceil_div(p.out_channels, kPackWidth);
+  AmxConvolution amx{image.lines,       nullptr,     image.pixel, image.taps.data(), p.taps(), p.in_channels / 2,
+                     2 * p.in_channels, call.weight, panels};
+  const ImageStrides& s = call.strides;
+  const auto round = [&](std::int64_t count, const float* from, std::int64_t step, char* to) {
+    UNTORCH_ISA_CALL(round_to_bf16)
+    (count, channels, from, step, reinterpret_cast<std::uint16_t*>(to), image.pixel / 2);
+  };
+  const AmxBlocks blocks = amx_blocks(amx.lines, p.groups, panels, operations(p) > 1e6);
+  if (blocks.parts == 1 && is_dense_pointwise(p, s)) {  // each block rounds its own pixels
+    for_each_amx_part(blocks, [&](const AmxPart& part) {
+      const std::int64_t first = part.tile0 * kAmxTilePixels, last = part.tile1 * kAmxTilePixels;
+      char* const made = amx_memory((last - first) * image.pixel);
+      round(std::min(last, image.lines.length()) - first, call.input + first * s.pixel, s.pixel, made);
+      AmxConvolution own = amx;
+      own.image = made - first * image.pixel;
+      UNTORCH_ISA_CALL(convolution_amx_slice)(call, own, part);
+    });
+    return true;
+  }
   char* const made = amx_memory(image.nbytes());
   for_each_item_grained(image.rows(), 8, p.batch * p.input[0] * p.input[1] * channels > kParallelWork, [&](auto i) {
     fill_amx_row(p, image, i, 0, made, [&](auto n, auto y, auto x, std::int64_t count, char* to) {
-      const ImageStrides& s = call.strides;
-      UNTORCH_ISA_CALL(round_to_bf16)
-      (count, channels, call.input + n * s.batch + y * s.row + x * s.pixel, p.stride[1] * s.pixel,
-       reinterpret_cast<std::uint16_t*>(to), image.pixel / 2);
+      round(count, call.input + n * s.batch + y * s.row + x * s.pixel, p.stride[1] * s.pixel, to);
     });
   });
-  const AmxConvolution amx{image.lines,       made,        image.pixel,
-                           image.taps.data(), p.taps(),    p.in_channels / 2,
-                           2 * p.in_channels, call.weight, ceil_div(p.out_channels, kPackWidth)};
-  for_each_amx_part(amx, p.groups, operations(p) > 1e6, [&](const AmxPart& part) {
-    UNTORCH_ISA_CALL(convolution_amx_slice)(call, amx, part);
+  amx.image = made;
+  for_each_amx_part(blocks, [&](const AmxPart& part) { UNTORCH_ISA_CALL(convolution_amx_slice)(call, amx, part); });
+  return true;
+}
+
+// A 1×1 kernel that reads every pixel once: each block rounds its own pixels. False if threads share blocks, with
+// nothing done.
+bool run_pointwise_bf16(ConvolutionCall call) {
+  const PackedConvolution& p = *call.problem;
+  const Blocks b = blocks_of(p);
+  if (b.parts > 1) return false;
+  const std::int64_t channels = p.groups * p.in_channels, step = call.strides.pixel;
+  const float* const input = call.input;
+  PackedConvolution pairs = p;
+  pairs.in_channels /= 2;
+  call.problem = &pairs, call.run = pairs.in_channels;
+  call.strides = {p.input[0] * p.input[1] * channels / 2, 1, p.input[1] * channels / 2, channels / 2};
+  for_each_item(b.count, b.parallel, [&](std::int64_t block) {
+    const std::int64_t first = b.tiles.first(b.first_tile(block)), last = b.tiles.first(b.first_tile(block + 1));
+    thread_local std::vector<std::uint32_t> memory;
+    const auto size = static_cast<std::size_t>((last - first) * channels / 2);
+    if (memory.size() < size) memory.resize(size);
+    UNTORCH_ISA_CALL(round_to_bf16)
+    (last - first, channels, input + first * step, step, reinterpret_cast<std::uint16_t*>(memory.data()), channels);
+    ConvolutionCall own = call;
+    own.input = reinterpret_cast<const float*>(memory.data()) - first * channels / 2;
+    run_part(own, b, block, 0);
   });
   return true;
 }
@@ -217,6 +272,7 @@ void run_bf16(ConvolutionCall call) {
   call.weights = ConvolutionWeights::kWidened;
   if (!cpu_has_fast_bf16()) return is_gemm(p, call.strides) ? run_widened_gemm(call) : run(call);
   call.weights = ConvolutionWeights::kPairs;
+  if (is_dense_pointwise(p, call.strides) && run_pointwise_bf16(call)) return;
   const std::int64_t channels = p.groups * p.in_channels;
   Pair step{1, 1};
   if (p.taps() == 1 && p.padding == Pair{0, 0}) {

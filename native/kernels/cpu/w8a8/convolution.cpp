@@ -221,7 +221,7 @@ bool run_amx(const Int8ConvolutionCall& call, const Source& from, const std::vec
                            c,
                            p.weight,
                            ceil_div(p.out_channels, kPackWidth)};
-  for_each_amx_part(amx, p.groups, operations(p) > 4e6, [&](const AmxPart& part) {
+  for_each_amx_part(amx_blocks(amx.lines, p.groups, amx.panels, operations(p) > 4e6), [&](const AmxPart& part) {
     UNTORCH_ISA_CALL(int8_convolution_amx_slice)(call, amx, part);
   });
   return true;
