@@ -1,4 +1,4 @@
-"""Kernels of AMX with emulated tiles, on CPUs without AMX: GEMMs of tiles, convolutions."""
+"""Kernels of AMX with emulated tiles, on CPUs without AMX: GEMMs of tiles, convolutions, W4A8 linear layers."""
 
 from __future__ import annotations
 
@@ -71,6 +71,14 @@ struct Emulated {
     multiply<C, A, B, std::int32_t>([](auto a, auto b) {
       int sum = 0;
       for (int x = 0; x < 4; ++x) sum += a[x] * static_cast<signed char>(b[x]);
+      return sum;
+    });
+  }
+  template <int C, int A, int B>
+  static void dot_s8s8() {
+    multiply<C, A, B, std::int32_t>([](auto a, auto b) {
+      int sum = 0;
+      for (int x = 0; x < 4; ++x) sum += static_cast<signed char>(a[x]) * static_cast<signed char>(b[x]);
       return sum;
     });
   }
@@ -285,17 +293,105 @@ int main() {
 }
 """
 
+W4A8 = r"""
+#include "kernels/cpu/w4a8/w4a8.isa.cpp"
+#include "kernels/cpu/w4a8/w4a8_amx.h"
+
+struct Problem {
+  std::int64_t m, n, k, group;
+};
+
+// Quantized rows, and memory for those of whole tiles.
+struct QuantizedRows {
+  std::vector<std::int8_t> values;
+  std::vector<float> scales, sums;
+  W4A8Rows rows;
+  QuantizedRows(const W4A8Linear& p, std::int64_t stride)
+      : values((p.m + 15) / 16 * 16 * stride, 99), scales((p.m + 15) / 16 * 16 * (p.k / 32), 99.0f),
+        sums((p.m + 15) / 16 * 16 * (p.k / p.group), 99.0f),
+        rows{values.data(), scales.data(), sums.data(), reinterpret_cast<std::int32_t*>(sums.data()), stride, false} {
+    quantize_parts(p, 0, p.m, rows);
+  }
+};
+
+// Every output has the bits that vectors give.
+template <Weights F>
+int run(const Problem& given) {
+  W4A8Linear p;
+  p.format = F == Weights::kNvfp4 ? W4A8Format::kNvfp4 : W4A8Format::kInt4;
+  p.scale_type = F == Weights::kBFloat16Scales ? ScaleType::kBFloat16
+                 : F == Weights::kFloat16Scales ? ScaleType::kFloat16 : ScaleType::kFloat32;
+  p.m = given.m, p.n = given.n, p.k = given.k, p.group = F == Weights::kNvfp4 ? 16 : given.group;
+  const std::int64_t panels = (p.n + 15) / 16, groups = p.k / p.group, scale_count = panels * groups * 32;
+  p.x_width = p.k - 5, p.x_stride = p.k + 3;
+  std::vector<float> x(p.m * p.x_stride), wide(scale_count), global(p.n), bias(p.n), want(p.m * p.n, 1.0f), got(p.m * p.n);
+  std::vector<std::int32_t> words(panels * p.k * 2);
+  std::vector<std::uint16_t> halves(scale_count);
+  std::vector<std::uint8_t> bytes(scale_count);
+  const auto real = [] { return std::rand() % 20001 / 10000.0f - 1.0f; };
+  for (float& value : x) value = real();
+  for (float& value : wide) value = real();
+  for (float& value : global) value = real();
+  for (float& value : bias) value = real();
+  for (std::int32_t& word : words) word = std::rand() ^ std::rand() << 12;
+  for (std::uint16_t& bits : halves) {  // from 2^-4 to 1, of both signs
+    bits = (F == Weights::kBFloat16Scales ? 0x3d80 + std::rand() % 0x200 : 0x2c00 + std::rand() % 0x1000) | std::rand() % 2 << 15;
+  }
+  for (std::uint8_t& bits : bytes) bits = std::rand() % 127 | std::rand() % 2 << 7;
+  p.x = x.data(), p.weight = words.data();
+  p.scales = F == Weights::kNvfp4 ? static_cast<const void*>(bytes.data())
+             : F == Weights::kFloat32Scales ? static_cast<const void*>(wide.data()) : halves.data();
+  if (F == Weights::kNvfp4) p.global_scales = global.data();
+  if (p.m % 2 == 0) p.bias = bias.data();
+  const QuantizedRows plain(p, p.k), padded(p, p.k + 32);
+  p.out = want.data();
+  w4a8_slice(p, false, plain.rows, 0, p.m, 0, panels);
+  p.out = got.data();
+  Emulated::words = w4a8_step_words(p.format);
+  const std::int64_t cut = panels / 2;
+  w4a8_amx<Emulated, F>(p, padded.rows, 0, cut);
+  w4a8_amx<Emulated, F>(p, padded.rows, cut, panels);
+  if (std::memcmp(want.data(), got.data(), want.size() * sizeof(float)) == 0) return 0;
+  std::printf("%d x %d x %d in groups of %d\n", int(p.m), int(p.n), int(p.k), int(p.group));
+  return 1;
+}
+
+int main() {
+  const Problem problems[] = {
+      // m, n, k, group
+      {16, 16, 32, 32},       // a tile of one step
+      {17, 40, 96, 32},       // tails of rows and columns, an odd number of steps
+      {47, 33, 256, 64},
+      {1, 16, 128, 128},
+      {30, 5, 1024, 128},     // a whole block of k
+      {18, 20, 1280, 256},    // and a part of the next
+      {34, 17, 2112, 32},
+      {270, 20, 256, 128},    // several blocks of rows
+      {20, 3, 65536, 256},    // whose number the length of a row decides
+  };
+  int failures = 0, count = 0;
+  for (const Problem& p : problems) {
+    failures += run<Weights::kFloat32Scales>(p) + run<Weights::kBFloat16Scales>(p) + run<Weights::kFloat16Scales>(p);
+    failures += run<Weights::kNvfp4>(p);
+    count += 4;
+  }
+  std::printf("%d linear layers\n", count);
+  return failures != 0;
+}
+"""
+
 
 @pytest.mark.parametrize(
     ("program", "expected"),
-    [(GEMMS, "216 GEMMs\n"), (CONVOLUTIONS, "40 convolutions\n")],
-    ids=["gemms", "convolutions"],
+    [(GEMMS, "216 GEMMs\n"), (CONVOLUTIONS, "40 convolutions\n"), (W4A8, "36 linear layers\n")],
+    ids=["gemms", "convolutions", "w4a8"],
 )
 def test_with_emulated_tiles(program: str, expected: str, tmp_path: Path) -> None:
     (tmp_path / "main.cpp").write_text(EMULATED + program)
     compiler = shlex.split(os.environ.get("CXX", "g++"))
     made = tmp_path / "main"
-    command = [*compiler, "-std=c++20", f"-I{ROOT / 'native'}", str(tmp_path / "main.cpp"), "-o", str(made)]
+    options = ["-std=c++20", "-march=x86-64-v2", "-O1", "-fwrapv", f"-I{ROOT / 'native'}"]
+    command = [*compiler, *options, str(tmp_path / "main.cpp"), "-o", str(made)]
     subprocess.run(command, check=True)
     done = subprocess.run([made], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout) == (0, expected)

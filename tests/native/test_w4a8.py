@@ -162,6 +162,19 @@ def test_a_row_alone_gives_what_it_gives_among_others() -> None:
         assert torch.equal(linear(x[:count], w), whole[:count])
 
 
+@pytest.mark.parametrize(("k", "group"), [(1056, 32), (2304, 256), (8192, 128)])
+def test_many_rows_of_many_parts(k: int, group: int) -> None:
+    """Blocks of k and of rows, which AMX takes from a number of rows on: the bits are the same."""
+    w = Weight(33, k, group, BF16)
+    x = torch.randn(290, k - 7, generator=torch.Generator().manual_seed(k))
+    whole = linear(x, w)
+    check(whole, x, w)
+    for row in (0, 15, 16, 127, 128, 255, 256, 289):
+        assert torch.equal(linear(x[row : row + 1], w)[0], whole[row])
+    for count in (15, 16, 17, 33):
+        assert torch.equal(linear(x[:count], w), whole[:count])
+
+
 SCRIPT = """
 import sys; sys.path.insert(0, sys.argv[1])
 import torch, hashlib

@@ -7,6 +7,7 @@
 #include <cstddef>
 #include <vector>
 
+#include "kernels/cpu/common/amx_limits.h"
 #include "kernels/cpu/gemm/gemm_operands.h"
 #include "kernels/cpu/gemm/gemm_threads.h"
 #include "kernels/cpu/w4a8/w4a8_levels.h"
@@ -19,8 +20,12 @@ constexpr std::int64_t kValuesPerThread = 1 << 15;
 // Bytes of quantized rows that stay in L2 while the panels of a thread pass.
 constexpr std::int64_t kRowBytes = 1 << 18;
 constexpr std::int64_t kLine = 64;
+constexpr std::int64_t kAmxTileRows = 16;
 
 std::int64_t lines(std::int64_t nbytes) { return units(nbytes, kLine) * kLine; }
+
+// Bytes from a row of values to the next. Those of a tile start in different sets of L1.
+std::int64_t stride_of(std::int64_t k, bool amx) { return amx ? lines(k) | kLine : k; }
 
 // Calls body(call, first, end) for the items from `begin` to `stop` of all calls, of which call i has sizes(i) that
 // cost costs(i) each. An item belongs to the range in which it starts.
@@ -55,6 +60,7 @@ void quantize(const W4A8Linear* calls, std::int64_t count, const W4A8Rows* rows)
 
 // Rows that stay in L2 while the panels of a thread pass.
 void multiply(const W4A8Linear& p, bool vnni, const W4A8Rows& rows, std::int64_t panel, std::int64_t panel_end) {
+  if (rows.amx) return UNTORCH_ISA_CALL(w4a8_amx_slice)(p, rows, panel, panel_end);
   const std::int64_t unit = UNTORCH_ISA_CALL(w4a8_rows)();
   const std::int64_t most = std::max(kRowBytes / std::max(p.k, kLine) / unit, std::int64_t{1}) * unit;
   for (std::int64_t row = 0; row < p.m; row += most) {
@@ -72,11 +78,16 @@ void w4a8_linears(const W4A8Linear* calls, std::int64_t count) {
   W4A8Rows one;
   std::vector<W4A8Rows> several(count > 1 ? static_cast<std::size_t>(count) : 0);
   W4A8Rows* const rows = count > 1 ? several.data() : &one;
-  const auto values_of = [&](std::int64_t i) { return lines(calls[i].m * calls[i].k); };
-  const auto scales_of = [&](std::int64_t i) { return lines(calls[i].m * (calls[i].k / kW4A8Part) * 4); };
-  const auto sums_of = [&](std::int64_t i) { return lines(calls[i].m * (calls[i].k / calls[i].group) * 4); };
+  const auto rows_of = [&](std::int64_t i) {
+    return rows[i].amx ? units(calls[i].m, kAmxTileRows) * kAmxTileRows : calls[i].m;
+  };
+  const auto values_of = [&](std::int64_t i) { return lines(rows_of(i) * rows[i].stride); };
+  const auto scales_of = [&](std::int64_t i) { return lines(rows_of(i) * (calls[i].k / kW4A8Part) * 4); };
+  const auto sums_of = [&](std::int64_t i) { return lines(rows_of(i) * (calls[i].k / calls[i].group) * 4); };
   std::int64_t bytes = 0, cost = 0, work = 0;
   for (std::int64_t i = 0; i < count; ++i) {
+    rows[i].amx = calls[i].m >= kAmxFewestW4A8Rows && calls[i].k > 0 && cpu_has_amx();
+    rows[i].stride = stride_of(calls[i].k, rows[i].amx);
     bytes += values_of(i) + scales_of(i) + sums_of(i);
     cost += panels_of(calls[i]) * panel_cost(calls[i]);
     // A step of eight k costs about what two multiply-adds in float32 do.
@@ -89,6 +100,10 @@ void w4a8_linears(const W4A8Linear* calls, std::int64_t count) {
     rows[i].scales = reinterpret_cast<float*>(next), next += scales_of(i);
     rows[i].sums = reinterpret_cast<float*>(next), rows[i].shifts = reinterpret_cast<std::int32_t*>(next);
     next += sums_of(i);
+    // Of a tile's rows behind the last, whose sums nobody reads; what was in memory may be slow to multiply.
+    const std::int64_t parts = calls[i].k / kW4A8Part, groups = calls[i].k / calls[i].group;
+    std::fill(rows[i].scales + calls[i].m * parts, rows[i].scales + rows_of(i) * parts, 0.0f);
+    std::fill(rows[i].sums + calls[i].m * groups, rows[i].sums + rows_of(i) * groups, 0.0f);
   }
   quantize(calls, count, rows);
   const bool vnni = cpu_has_vnni();

@@ -14,8 +14,8 @@
 // at most 4 · 2 · 24 · 127, which fit. So all levels have the same integers.
 #include <cstdint>
 
-#include "kernels/cpu/gemm/half_vector.h"
 #include "kernels/cpu/w4a8/w4a8_levels.h"
+#include "kernels/cpu/w4a8/w4a8_weights.h"
 #include "kernels/cpu/w8a8/int8_round.h"
 
 namespace untorch::kernels::UNTORCH_ISA {
@@ -25,7 +25,7 @@ using V = Vector<float>;
 constexpr int kWidth = kLanes<float>;
 constexpr int kPerPanel = 16 / kWidth;  // vectors
 constexpr int kPart = kW4A8Part;
-constexpr int kBlock = 16;  // of NVFP4
+constexpr int kBlock = kNvfp4Block;
 constexpr int kSteps = kPart / 8;
 // Words that are prefetched ahead: a page.
 constexpr int kAhead = 1024, kPartsAhead = kAhead / (16 * kSteps);
@@ -68,63 +68,6 @@ typedef std::int8_t LooseSignedNarrow __attribute__((vector_size(kWidth), aligne
   std::int32_t sum = 0;
   for (int i = 0; i < kWidth; ++i) sum += v[i];
   return sum;
-}
-
-// What the weights of a kernel are.
-enum class Weights : std::uint8_t { kFloat32Scales, kBFloat16Scales, kFloat16Scales, kNvfp4 };
-
-// A vector of scales of int4 from `at` on.
-template <Weights F>
-[[gnu::always_inline]] inline V load_scales(const void* scales, std::int64_t at) {
-  if constexpr (F == Weights::kFloat32Scales) return load(static_cast<const float*>(scales) + at);
-  constexpr HalfType kHalf = F == Weights::kBFloat16Scales ? HalfType::kBFloat16 : HalfType::kFloat16;
-  return load_half<kHalf>(static_cast<const std::uint16_t*>(scales) + at);
-}
-
-// 2^8 times less than what the bytes, float8_e4m3fn, stand for: their bits are those of a float16 with one more of
-// exponent.
-[[gnu::always_inline]] inline V load_block_scales(const std::uint8_t* from) {
-#if defined(__AVX512F__)
-  const __m256i wide = _mm256_slli_epi16(_mm256_cvtepu8_epi16(_mm_loadu_si128((const __m128i*)from)), 8);
-  return (V)_mm512_cvtph_ps(_mm256_and_si256(_mm256_srai_epi16(wide, 1), _mm256_set1_epi16(-0x4080)));
-#elif defined(__AVX2__)
-  const __m128i wide = _mm_slli_epi16(_mm_cvtepu8_epi16(_mm_loadl_epi64((const __m128i*)from)), 8);
-  return (V)_mm256_cvtph_ps(_mm_and_si128(_mm_srai_epi16(wide, 1), _mm_set1_epi16(-0x4080)));
-#else
-  V out;
-  for (int i = 0; i < kWidth; ++i) {
-    const int exponent = from[i] >> 3 & 15, mantissa = from[i] & 7;
-    std::uint32_t bits = static_cast<std::uint32_t>((exponent + 112) << 23 | mantissa << 20);
-    float value;
-    __builtin_memcpy(&value, &bits, sizeof value);
-    if (exponent == 0) value = static_cast<float>(mantissa) * 0x1p-17f;
-    out[i] = from[i] < 128 ? value : -value;
-  }
-  return out;
-#endif
-}
-// What load_block_scales leaves out, and the half of 2·e2m1.
-constexpr float kNvfp4Factor = 128.0f;
-
-// The codes in the bytes, 0 to 15, to 12 + 2·e2m1.
-[[gnu::always_inline]] inline Ints shifted_values(Ints codes) {
-#if defined(__x86_64__)
-  const __m128i table = _mm_setr_epi8(12, 13, 14, 15, 16, 18, 20, 24, 12, 11, 10, 9, 8, 6, 4, 0);
-#if defined(__AVX512F__)
-  return (Ints)_mm512_shuffle_epi8(_mm512_broadcast_i32x4(table), (__m512i)codes);
-#elif defined(__AVX2__)
-  return (Ints)_mm256_shuffle_epi8(_mm256_broadcastsi128_si256(table), (__m256i)codes);
-#else
-  return (Ints)_mm_shuffle_epi8(table, (__m128i)codes);
-#endif
-#else
-  constexpr std::uint8_t kValues[16] = {12, 13, 14, 15, 16, 18, 20, 24, 12, 11, 10, 9, 8, 6, 4, 0};
-  std::uint8_t bytes[sizeof codes];
-  __builtin_memcpy(bytes, &codes, sizeof codes);
-  for (std::uint8_t& byte : bytes) byte = kValues[byte];
-  __builtin_memcpy(&codes, bytes, sizeof codes);
-  return codes;
-#endif
 }
 
 // Four neighbours of x, in every lane.
@@ -319,22 +262,6 @@ Kernels kernels_for(const W4A8Linear& p, int rows) {
   return kernels_for<kVnni, Weights::kFloat32Scales>(rows);
 }
 
-// The columns of a tile that exist, with the scale of all of a column and the bias.
-void write_rows(const W4A8Linear& p, const float* tile, std::int64_t ldo, std::int64_t row, int rows, std::int64_t col,
-                std::int64_t columns) {
-  for (int r = 0; r < rows; ++r) {
-    float* const to = p.out + (row + r) * p.n + col;
-    const float* const from = tile + r * ldo;
-    for (std::int64_t c = 0; c < columns; ++c) to[c] = from[c];
-    if (p.global_scales != nullptr) {
-      for (std::int64_t c = 0; c < columns; ++c) to[c] *= p.global_scales[col + c] * kNvfp4Factor;
-    }
-    if (p.bias != nullptr) {
-      for (std::int64_t c = 0; c < columns; ++c) to[c] += p.bias[col + c];
-    }
-  }
-}
-
 }  // namespace
 
 void quantize_parts(const W4A8Linear& p, std::int64_t row, std::int64_t row_end, const W4A8Rows& rows) {
@@ -351,7 +278,7 @@ void quantize_parts(const W4A8Linear& p, std::int64_t row, std::int64_t row_end,
         from = padded;
       }
       Ints halves[2];
-      quantize_part(from, rows.values + row * p.k + at, scales[part], halves);
+      quantize_part(from, rows.values + row * rows.stride + at, scales[part], halves);
       if (p.format == W4A8Format::kNvfp4) {
         std::int32_t* const shifts = rows.shifts + row * groups + part * 2;
         shifts[0] = -12 * sum_of_lanes(halves[0]), shifts[1] = -12 * sum_of_lanes(halves[1]);
