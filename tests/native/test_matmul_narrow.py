@@ -122,6 +122,21 @@ def test_moe_grouped_mm_tiles(n: int, k: int, transposed: bool, dtype: torch.dty
     assert not got[start:].any()
 
 
+# Groups of few rows beside others of many, which AMX multiplies; several of its blocks of rows, columns and k.
+@pytest.mark.parametrize("transposed", [True, False])
+@pytest.mark.parametrize(("n", "k"), [(520, 64), (40, 1100), (3, 32), (300, 31)])
+def test_moe_grouped_mm_of_many_rows(n: int, k: int, transposed: bool) -> None:
+    ends = [7, 15, 15, 24, 56, 330, 331]
+    x = torch.randn(331, k + 1).bfloat16()[:, 1:]
+    w = torch.randn(7, n, k).bfloat16().mT if transposed else torch.randn(7, k, n).bfloat16()
+    got = moe_grouped(x, w, torch.tensor(ends, dtype=torch.int32))
+    start = 0
+    for g, end in enumerate(ends):
+        expected = x[start:end].float() @ w[g].float()
+        torch.testing.assert_close(got[start:end].float(), expected, rtol=2**-7, atol=1e-3)
+        start = end
+
+
 def test_moe_grouped_mm_errors() -> None:
     x, w, ends = torch.ones(4, 8), torch.ones(2, 8, 4), torch.tensor([1, 4], dtype=torch.int32)
     shapes = "moe_grouped_mm: 'input' must be [tokens, K] and 'weight' [experts, K, N] of its dtype, got float32 "

@@ -6,6 +6,8 @@
 //
 // Weights pass once for each block of rows that stays in L2; with few rows a group the kernel runs at the bandwidth of
 // memory. An element is summed in one order of k, for every tile and number of threads.
+//
+// With AMX the dense GEMM multiplies bfloat16 groups of many rows: it packs their weights into panels of pairs of k.
 #include "kernels/cpu/gemm/gemm_grouped_half.h"
 
 #include <omp.h>
@@ -14,9 +16,13 @@
 #include <cstdint>
 #include <cstring>
 #include <type_traits>
+#include <vector>
 
 #include "base/half.h"
+#include "kernels/cpu/common/amx_limits.h"
 #include "kernels/cpu/common/isa.h"
+#include "kernels/cpu/gemm/gemm_levels.h"
+#include "kernels/cpu/gemm/gemm_operands.h"
 
 #if defined(__x86_64__)
 #include <immintrin.h>
@@ -32,6 +38,8 @@ namespace {
 #define UNTORCH_INLINE UNTORCH_AVX512 __attribute__((always_inline)) inline
 
 constexpr std::int64_t kColumns = 32, kRowBytes = 192 * 1024;  // of an item; of the rows that pass together
+constexpr std::int64_t kAmxColumns = 256;                      // of an item, for which rows are copied
+constexpr std::int64_t kAmxFewestK = 32;                       // of a tile
 
 template <class T>
 inline constexpr bool kIsBf16 = std::is_same_v<T, BFloat16>;
@@ -208,18 +216,64 @@ void slice(const GroupedGemm& p, std::int64_t group, std::int64_t m0, std::int64
   }
 }
 
+// The rows of a group.
+struct Rows {
+  std::int64_t first, end;
+};
+Rows rows_of(const GroupedGemm& p, std::int64_t group) {
+  const auto* const ends = static_cast<const std::int32_t*>(p.ends);
+  return {group == 0 ? 0 : ends[(group - 1) * p.ends_stride], ends[group * p.ends_stride]};
+}
+
+bool pays_threads(const GroupedGemm& p) { return p.m * p.n * p.k > 32768 && !omp_in_parallel(); }
+
 template <class T>
 void run(const GroupedGemm& p) {
-  const auto* const ends = static_cast<const std::int32_t*>(p.ends);
   const std::int64_t parts = (p.n + kColumns - 1) / kColumns, items = p.groups * parts;
-  const bool threads = p.m * p.n * p.k > 32768 && !omp_in_parallel();
   // M differs by group.
-#pragma omp parallel for schedule(dynamic, 4) if (threads)
+#pragma omp parallel for schedule(dynamic, 4) if (pays_threads(p))
   for (std::int64_t i = 0; i < items; ++i) {
     const std::int64_t group = i / parts, n0 = i % parts * kColumns;
-    const std::int64_t m0 = group == 0 ? 0 : ends[(group - 1) * p.ends_stride], m1 = ends[group * p.ends_stride];
+    const auto [m0, m1] = rows_of(p, group);
     if (m0 < m1) slice<T>(p, group, m0, m1, n0, std::min(n0 + kColumns, p.n));
   }
+}
+
+// The groups of many rows by AMX; false if there is none, and nothing is computed.
+bool run_amx(const GroupedGemm& p) {
+  using Bits = std::uint16_t;
+  const auto *const a = static_cast<const Bits*>(p.a), *const b = static_cast<const Bits*>(p.b);
+  std::vector<HalfPlan> plans(static_cast<std::size_t>(p.groups));
+  std::size_t workspace = 0;
+  for (std::int64_t group = 0; group < p.groups; ++group) {
+    const auto [m0, m1] = rows_of(p, group);
+    if (m1 - m0 < kAmxFewestGroupedRows) continue;
+    HalfPlan& plan = plans[static_cast<std::size_t>(group)];
+    plan = UNTORCH_ISA_CALL(plan_half)(HalfType::kBFloat16, m1 - m0, std::min(p.n, kAmxColumns), p.k, {a, p.a_row, 1},
+                                       {b, p.b_row, p.b_col}, false, false, true, false);
+    workspace = std::max(workspace, (plan.workspace + 4095) / 4096 * 4096);
+  }
+  if (workspace == 0) return false;
+  const int threads = pays_threads(p) ? omp_get_max_threads() : 1;
+  auto* const memory = static_cast<char*>(gemm_scratch(workspace * static_cast<std::size_t>(threads)));
+  const std::int64_t parts = (p.n + kAmxColumns - 1) / kAmxColumns, items = p.groups * parts;
+#pragma omp parallel for schedule(dynamic, 1) num_threads(threads)
+  for (std::int64_t i = 0; i < items; ++i) {
+    const std::int64_t group = i / parts, n0 = i % parts * kAmxColumns, n1 = std::min(n0 + kAmxColumns, p.n);
+    const auto [m0, m1] = rows_of(p, group);
+    const HalfPlan& plan = plans[static_cast<std::size_t>(group)];
+    if (plan.amx) {
+      const HalfResult result{
+          static_cast<Bits*>(p.out) + m0 * p.out_row + n0, p.out_row, 1, 1.0f, 0.0f, nullptr, {}, nullptr, 0};
+      UNTORCH_ISA_CALL(slice_half)
+      (HalfType::kBFloat16, plan, m1 - m0, n1 - n0, p.k, {a + m0 * p.a_row, p.a_row, 1},
+       {b + group * p.b_group + n0 * p.b_col, p.b_row, p.b_col}, result,
+       memory + static_cast<std::size_t>(omp_get_thread_num()) * workspace);
+    } else if (m0 < m1) {
+      slice<BFloat16>(p, group, m0, m1, n0, n1);
+    }
+  }
+  return true;
 }
 
 #undef UNTORCH_INLINE
@@ -234,7 +288,7 @@ bool has_grouped_half(const GroupedGemm& p) noexcept {
 
 void grouped_half(const GroupedGemm& p) {
   if (p.dtype == DType::kBFloat16) {
-    run<BFloat16>(p);
+    if (p.k < kAmxFewestK || !cpu_has_amx() || !run_amx(p)) run<BFloat16>(p);
   } else {
     run<Half>(p);
   }

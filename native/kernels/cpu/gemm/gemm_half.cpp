@@ -26,7 +26,8 @@ void run(HalfType type, std::int64_t m, std::int64_t n, std::int64_t k, float al
          MatrixRef<const Bits> b, float beta, MatrixRef<Bits> c, bool serial) {
   if (m <= 0 || n <= 0) return;
   orient(m, n, k, a, b, c);
-  const HalfPlan plan = UNTORCH_ISA_CALL(plan_half)(type, m, n, k, a, b, false, cpu_has_fast_bf16(), cpu_has_amx());
+  const HalfPlan plan =
+      UNTORCH_ISA_CALL(plan_half)(type, m, n, k, a, b, false, cpu_has_fast_bf16(), cpu_has_amx(), true);
   on_parts(plan, m, n, k, serial, [&](std::int64_t i0, std::int64_t i1, std::int64_t j0, std::int64_t j1, void* own) {
     const MatrixRef<Bits> to = part(c, i0, j0);
     const HalfResult result{to.data, to.row_stride, to.col_stride, alpha, beta, nullptr, {}, nullptr, 0};
@@ -52,7 +53,7 @@ void gemm_half_packed(HalfType type, std::int64_t m, std::int64_t n, std::int64_
   if (m <= 0 || n <= 0) return;
   const MatrixRef<const Bits> rows{a, lda, 1};
   const HalfPlan plan =
-      UNTORCH_ISA_CALL(plan_half)(type, m, n, k, rows, {packed, 1, k}, true, cpu_has_fast_bf16(), cpu_has_amx());
+      UNTORCH_ISA_CALL(plan_half)(type, m, n, k, rows, {packed, 1, k}, true, cpu_has_fast_bf16(), cpu_has_amx(), true);
   on_parts(plan, m, n, k, false, [&](std::int64_t i0, std::int64_t i1, std::int64_t j0, std::int64_t j1, void* own) {
     const HalfResult result{c + i0 * ldc + j0,
                             ldc,

@@ -330,10 +330,10 @@ void slice(const HalfPlan& plan, std::int64_t m, std::int64_t n, std::int64_t k,
 }  // namespace
 
 HalfPlan plan_half(HalfType type, std::int64_t m, std::int64_t n, std::int64_t k, MatrixRef<const Bits> a,
-                   MatrixRef<const Bits> b, bool packed, bool bf16, bool amx) {
+                   MatrixRef<const Bits> b, bool packed, bool bf16, bool amx, bool dots) {
   HalfPlan p{};
   const bool can_bf16 = type == HalfType::kBFloat16 && kLanes<float> == 16;
-  p.dot = !packed && a.col_stride == 1 && b.row_stride == 1 && (m <= kFewRows || n < 4);
+  p.dot = dots && !packed && a.col_stride == 1 && b.row_stride == 1 && (m <= kFewRows || n < 4);
   p.amx = amx && can_bf16 && !p.dot && m >= kAmxFewestRows && k >= kAmxTileBytes / 2;
   p.bf16 = p.amx || (bf16 && can_bf16);
   p.rows = p.amx ? kAmxBlock : kMaxRows;

@@ -45,7 +45,7 @@ struct HalfResult {
 
 }  // namespace untorch::kernels
 
-// n and m are those of the slice.
+// n and m are those of the slice. dots: whether few rows may be multiplied without packing B.
 UNTORCH_ISA_DECLARE(
     GemmPlan plan_float(std::int64_t m, std::int64_t n, std::int64_t k, MatrixRef<const float> a,
                         MatrixRef<const float> b);
@@ -63,7 +63,7 @@ UNTORCH_ISA_DECLARE(
                       const float* residual, std::int64_t ldr, float* c, std::int64_t ldc);
     void activation_slice(std::int64_t m, std::int64_t n, Activation activation, float* c, std::int64_t ldc);
     HalfPlan plan_half(HalfType type, std::int64_t m, std::int64_t n, std::int64_t k, MatrixRef<const std::uint16_t> a,
-                       MatrixRef<const std::uint16_t> b, bool packed, bool bf16, bool amx);
+                       MatrixRef<const std::uint16_t> b, bool packed, bool bf16, bool amx, bool dots);
     void slice_half(HalfType type, const HalfPlan& plan, std::int64_t m, std::int64_t n, std::int64_t k,
                     MatrixRef<const std::uint16_t> a, MatrixRef<const std::uint16_t> b, const HalfResult& result,
                     void* workspace);
