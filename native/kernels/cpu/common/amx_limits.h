@@ -5,12 +5,12 @@
 
 namespace untorch::kernels {
 
-// Rows of A: of GEMMs, of queries over pages, output pixels of int8 convolutions. Attention without pages and bfloat16
-// convolutions are faster with one.
+// The fewest rows of A: of bfloat16 and int8 GEMMs, of queries over pages, of output pixels of int8 convolutions.
+// Attention without pages and bfloat16 convolutions take tiles for one row, too.
 inline constexpr int kAmxFewestRows = 4, kAmxFewestPagedRows = 16, kAmxFewestInt8Pixels = 12;
-// Rows of a W4A8 linear layer, and of an expert, whose weights are packed first: estimates.
+// Of W4A8 linear layers, and of experts, whose weights are packed first. Estimates.
 inline constexpr int kAmxFewestW4A8Rows = 16, kAmxFewestGroupedRows = 8;
-// Words of 4 bytes of a step along k.
+// Bounds of a step along k, in words of 4 bytes.
 inline constexpr int kAmxMostWords = 16, kAmxFewestWords = 2, kAmxFewestInt8Words = 4;
 // Output pixels of a convolution that are computed at once, by two tiles, and those that share panels in L1.
 inline constexpr int kAmxTilePixels = 32, kAmxBlockPixels = 256;
