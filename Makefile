@@ -126,7 +126,7 @@ lint: $(STAMPS)/installed
 	$(BUILD) -m ruff check .
 	$(BUILD) -m ruff format --check .
 	$(BUILD) -m mypy
-	find native examples fuzz tests -name '*.h' -o -name '*.c' -o -name '*.cpp' -o -name '*.cuh' -o -name '*.cu' \
+	find native src/untorch/export examples fuzz tests -name '*.h' -o -name '*.c' -o -name '*.cpp' -o -name '*.cuh' -o -name '*.cu' \
 	  | xargs $(dir $(BUILD))clang-format --dry-run --Werror
 
 PYTEST := UNTORCH_RUN_PYTHON=$(abspath $(RUN)) $(BUILD) -m pytest

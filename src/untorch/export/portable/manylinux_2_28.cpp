@@ -46,6 +46,10 @@ extern "C" {
 UNTORCH_WRAP(double, exp, UNTORCH_GLIBC, (double x), (x))
 UNTORCH_WRAP(double, log, UNTORCH_GLIBC, (double x), (x))
 UNTORCH_WRAP(double, pow, UNTORCH_GLIBC, (double x, double y), (x, y))
+UNTORCH_WRAP(double, exp2, UNTORCH_GLIBC, (double x), (x))
+UNTORCH_WRAP(double, log2, UNTORCH_GLIBC, (double x), (x))
+UNTORCH_WRAP(double, fmod, UNTORCH_GLIBC, (double x, double y), (x, y))
+UNTORCH_WRAP(float, fmodf, UNTORCH_GLIBC, (float x, float y), (x, y))
 
 UNTORCH_WRAP(int, dladdr, UNTORCH_GLIBC, (const void* address, Dl_info* info), (address, info))
 UNTORCH_WRAP(int, dlclose, UNTORCH_GLIBC, (void* library), (library))
@@ -64,6 +68,8 @@ UNTORCH_WRAP(int, pthread_mutex_trylock, UNTORCH_GLIBC, (pthread_mutex_t * mutex
 UNTORCH_WRAP(int, pthread_once, UNTORCH_GLIBC, (pthread_once_t * once, void (*body)()), (once, body))
 UNTORCH_WRAP(int, pthread_rwlock_rdlock, UNTORCH_GLIBC, (pthread_rwlock_t * lock), (lock))
 UNTORCH_WRAP(int, pthread_rwlock_wrlock, UNTORCH_GLIBC, (pthread_rwlock_t * lock), (lock))
+UNTORCH_WRAP(int, pthread_rwlock_tryrdlock, UNTORCH_GLIBC, (pthread_rwlock_t * lock), (lock))
+UNTORCH_WRAP(int, pthread_rwlock_trywrlock, UNTORCH_GLIBC, (pthread_rwlock_t * lock), (lock))
 UNTORCH_WRAP(int, pthread_rwlock_unlock, UNTORCH_GLIBC, (pthread_rwlock_t * lock), (lock))
 UNTORCH_WRAP(int, pthread_setname_np, UNTORCH_GLIBC_SETNAME, (pthread_t thread, const char* name), (thread, name))
 UNTORCH_WRAP(int, pthread_sigmask, UNTORCH_GLIBC, (int how, const sigset_t* set, sigset_t* old), (how, set, old))
@@ -96,6 +102,7 @@ char __wrap___libc_single_threaded = 0;
 // Of libstdc++, by the linker's names: objects are passed by their addresses, as members are called.
 #define UNTORCH_WAIT "_ZNSt18condition_variable4waitERSt11unique_lockISt5mutexE"
 #define UNTORCH_OSTRINGSTREAM "_ZNSt7__cxx1119basic_ostringstreamIcSt11char_traitsIcESaIcEEC1E"
+#define UNTORCH_STRINGSTREAM "_ZNSt7__cxx1118basic_stringstreamIcSt11char_traitsIcESaIcEEC1E"
 #define UNTORCH_STRINGBUF_STR "St7__cxx1115basic_stringbufIcSt11char_traitsIcESaIcEE3strEv"
 #define UNTORCH_EXCEPTION_PTR "_ZNSt15__exception_ptr13exception_ptr"
 
@@ -104,11 +111,15 @@ asm(".symver untorch_old_wait," UNTORCH_WAIT "@GLIBCXX_3.4.11");
 void wait(void* condition, void* lock) asm("__wrap_" UNTORCH_WAIT);
 void wait(void* condition, void* lock) { old_wait(condition, lock); }
 
-// Without an argument it was inline.
+// Without an argument they were inline.
 void old_ostringstream(void* stream, std::ios_base::openmode mode) asm("untorch_old_ostringstream");
 asm(".symver untorch_old_ostringstream," UNTORCH_OSTRINGSTREAM "St13_Ios_Openmode@GLIBCXX_3.4.21");
 void ostringstream(void* stream) asm("__wrap_" UNTORCH_OSTRINGSTREAM "v");
 void ostringstream(void* stream) { old_ostringstream(stream, std::ios_base::out); }
+void old_stringstream(void* stream, std::ios_base::openmode mode) asm("untorch_old_stringstream");
+asm(".symver untorch_old_stringstream," UNTORCH_STRINGSTREAM "St13_Ios_Openmode@GLIBCXX_3.4.21");
+void stringstream(void* stream) asm("__wrap_" UNTORCH_STRINGSTREAM "v");
+void stringstream(void* stream) { old_stringstream(stream, std::ios_base::in | std::ios_base::out); }
 
 // One for all buffers became two. That of a buffer which is not used any more copies its text as well.
 std::string old_text(const void* buffer) asm("untorch_old_text");
