@@ -22,7 +22,7 @@ from pathlib import Path
 
 from untorch.export.precompiled_headers import CONTAINER, drop_unused, generated_source, identity, shared_flags
 
-__all__ = ["cache_folder", "compile_in_parts"]
+__all__ = ["cache_folder", "compile_in_parts", "kept_object"]
 
 _FOLDER_VARIABLE = "UNTORCH_CACHE"
 _LIMIT = 32  # objects of 0.1 MB; the one that was not used for the longest time goes
@@ -59,7 +59,7 @@ def compile_in_parts(compiler: str, arguments: Sequence[str], cwd: str | None = 
     command[command.index("-o") : command.index("-o") + 1] = ["-x", "c++", "-", "-o", rest_object]
     try:
         with ThreadPoolExecutor(1, thread_name_prefix="untorch-interface") as pool:
-            kept = pool.submit(_kept_object, compiler, shared_flags(own, source), interface, folder)
+            kept = pool.submit(kept_object, compiler, shared_flags(own, source), interface, folder)
             _run(command, rest, cwd)
         _run([compiler, "-r", "-nostdlib", rest_object, str(kept.result()), "-o", output], "", cwd)
     except (OSError, subprocess.CalledProcessError):
@@ -97,7 +97,7 @@ def _split(text: str, interface: str | None) -> tuple[str, str] | None:
     return before + interface, before + "".join(directives) + after
 
 
-def _kept_object(compiler: str, flags: Sequence[str], text: str, folder: Path) -> Path:
+def kept_object(compiler: str, flags: Sequence[str], text: str, folder: Path) -> Path:
     """The object, which is compiled where there is none, or where a header that it was compiled of has changed."""
     key = hashlib.sha256("\0".join([*identity(compiler, flags), *flags, text]).encode()).hexdigest()[:16]
     kept, record = folder / f"{key}.o", folder / f"{key}.json"

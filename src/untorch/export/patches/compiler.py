@@ -1,4 +1,6 @@
-"""A patch of how generated C++ is compiled: the host's code and the kernels at a time, with headers parsed before."""
+"""A patch of how generated C++ is compiled and linked: the host's code and the kernels at a time, with headers parsed
+before, and as a library that also loads with glibc 2.28.
+"""
 
 from __future__ import annotations
 
@@ -13,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from untorch.export.patches.registry import patch, replaced
+from untorch.export.portable_link import is_library_link, portable_options
 from untorch.export.precompiled_headers import generated_source, with_precompiled_header
 from untorch.export.runtime_interface import compile_in_parts
 
@@ -49,12 +52,15 @@ def plain_regex() -> Path | None:
     versions="2.11–2.15",
     why="Inductor compiles the host's code, waits, and compiles the kernels. Both spend most of their time on headers: "
     "torch's precompiled ones are keyed by export's temporary folder, and <regex>, which reads the name of a device, "
-    "takes a third.",
+    "takes a third. The library asks for the names of its build machine's glibc and libstdc++.",
     test="test_compiler.py::test_torch_compiles_one_object_after_the_other",
 )
 @contextlib.contextmanager
 def objects_at_a_time() -> Iterator[None]:
-    """Generated sources are compiled while Inductor goes on; its next other command waits for them."""
+    """Generated sources are compiled while Inductor goes on; its next other command waits for them.
+
+    The one that links the library gets portable_options.
+    """
     from torch._inductor import cpp_builder
 
     original: Any = cpp_builder._run_compile_cmd
@@ -81,6 +87,11 @@ def objects_at_a_time() -> Iterator[None]:
             pending.append(pool.submit(compile_source, compiler, arguments, source, os.path.dirname(cwd)))
             return
         wait()
+        if is_library_link(arguments):
+            # Suppressed: a linker without these options.
+            with portable_options(compiler) as options, contextlib.suppress(Exception):
+                original(shlex.join([compiler, *arguments, *options]), cwd)
+                return
         original(command, cwd)
 
     with ThreadPoolExecutor(2, thread_name_prefix="untorch-compile") as pool:
