@@ -18,6 +18,7 @@ from untorch.export.patches.registry import patch, replaced
 from untorch.export.portable_link import is_library_link, portable_options
 from untorch.export.precompiled_headers import generated_source, with_precompiled_header
 from untorch.export.runtime_interface import compile_in_parts
+from untorch.runtime.log import INFO, log
 
 __all__ = ["objects_at_a_time", "plain_regex"]
 
@@ -88,10 +89,13 @@ def objects_at_a_time() -> Iterator[None]:
             return
         wait()
         if is_library_link(arguments):
-            # Suppressed: a linker without these options.
-            with portable_options(compiler) as options, contextlib.suppress(Exception):
-                original(shlex.join([compiler, *arguments, *options]), cwd)
-                return
+            with portable_options(compiler) as options:
+                try:
+                    original(shlex.join([compiler, *arguments, *options]), cwd)
+                except Exception as error:  # what the linker refuses without them, too, is raised below
+                    log(INFO, "the library is for this system's glibc and newer ones: %s", error)
+                else:
+                    return
         original(command, cwd)
 
     with ThreadPoolExecutor(2, thread_name_prefix="untorch-compile") as pool:
