@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from tests.native.operands import drawn_rows
 from tests.native.shim import Opt, ShimError, call
-from tests.native.test_w4a8 import check_threads, quantized
+from tests.native.test_w4a8 import check_rows, check_threads, quantized
 from tests.native.test_w4a8 import pack as pack_int4
 
 BF16, F16, F32 = torch.bfloat16, torch.float16, torch.float32
@@ -129,23 +129,17 @@ def test_a_row_alone_gives_what_it_gives_among_others() -> None:
     w = Weight(200, 512)
     x = torch.randn(45, 512)
     whole = linear(x, w)
-    for row in range(45):
-        assert torch.equal(linear(x[row : row + 1], w)[0], whole[row])
-    for count in (2, 3, 4, 5, 6, 11):
-        assert torch.equal(linear(x[:count], w), whole[:count])
+    check_rows(lambda some: linear(some, w), x, whole, range(45), (2, 3, 4, 5, 6, 11))
 
 
 @pytest.mark.parametrize("k", [1056, 8192])
 def test_many_rows_of_many_blocks(k: int) -> None:
-    """Blocks of k and of rows, which AMX takes from a number of rows on: the bits are the same."""
+    """Several blocks of K and M. With AMX it multiplies the larger M, the vector kernel the smaller ones."""
     w = Weight(33, k)
     x = torch.randn(290, k - 7, generator=torch.Generator().manual_seed(k))
     whole = linear(x, w)
     check(whole, x, w)
-    for row in (0, 15, 16, 127, 128, 255, 256, 289):
-        assert torch.equal(linear(x[row : row + 1], w)[0], whole[row])
-    for count in (15, 16, 17, 33):
-        assert torch.equal(linear(x[:count], w), whole[:count])
+    check_rows(lambda some: linear(some, w), x, whole, (0, 15, 16, 127, 128, 255, 256, 289), (15, 16, 17, 33))
 
 
 @pytest.mark.slow

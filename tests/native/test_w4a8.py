@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import pytest
@@ -152,27 +153,35 @@ def test_scales_of_float16(scale: float) -> None:
     torch.testing.assert_close(got, torch.full((1, 8), float(torch.tensor(scale, dtype=F16)) * 32 * 127))
 
 
+def check_rows(
+    linear: Callable[[torch.Tensor], torch.Tensor],
+    x: torch.Tensor,
+    whole: torch.Tensor,
+    rows: Iterable[int],
+    counts: Iterable[int],
+) -> None:
+    """``whole``, the result of ``x``, has the bits of each of the rows alone, and of the first ``counts``."""
+    for row in rows:
+        assert torch.equal(linear(x[row : row + 1])[0], whole[row])
+    for count in counts:
+        assert torch.equal(linear(x[:count]), whole[:count])
+
+
 def test_a_row_alone_gives_what_it_gives_among_others() -> None:
     w = Weight(200, 512, 64, BF16)
     x = torch.randn(45, 512)
     whole = linear(x, w)
-    for row in range(45):
-        assert torch.equal(linear(x[row : row + 1], w)[0], whole[row])
-    for count in (2, 3, 4, 5, 6, 11):
-        assert torch.equal(linear(x[:count], w), whole[:count])
+    check_rows(lambda some: linear(some, w), x, whole, range(45), (2, 3, 4, 5, 6, 11))
 
 
 @pytest.mark.parametrize(("k", "group"), [(1056, 32), (2304, 256), (8192, 128)])
 def test_many_rows_of_many_parts(k: int, group: int) -> None:
-    """Blocks of k and of rows, which AMX takes from a number of rows on: the bits are the same."""
+    """Several blocks of K and M. With AMX it multiplies the larger M, the vector kernel the smaller ones."""
     w = Weight(33, k, group, BF16)
     x = torch.randn(290, k - 7, generator=torch.Generator().manual_seed(k))
     whole = linear(x, w)
     check(whole, x, w)
-    for row in (0, 15, 16, 127, 128, 255, 256, 289):
-        assert torch.equal(linear(x[row : row + 1], w)[0], whole[row])
-    for count in (15, 16, 17, 33):
-        assert torch.equal(linear(x[:count], w), whole[:count])
+    check_rows(lambda some: linear(some, w), x, whole, (0, 15, 16, 127, 128, 255, 256, 289), (15, 16, 17, 33))
 
 
 SCRIPT = """
