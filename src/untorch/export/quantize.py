@@ -29,6 +29,7 @@ from untorch.ops.int8_layout import INT8_BLOCK, INT8_GROUP
 from untorch.ops.nvfp4_layout import BLOCK_SIZE
 from untorch.progress import Progress
 from untorch.quant.by_rules import Quantizers, quantize_by_rules, quantizer_for
+from untorch.quant.experts import experts_of
 from untorch.quant.exposed import expose_linears, has_hidden_linears, restore_plain
 from untorch.quant.int8 import Int8Linear
 from untorch.quant.linear import Int4Linear
@@ -89,7 +90,7 @@ def quantize_methods(
     """
     methods = _exposed(methods, wanted)
     if wanted and not by_name and not any(_has_layers(method, wanted) for method in methods):
-        raise InvalidArgumentError("option quantize: no method has a linear layer")
+        raise InvalidArgumentError("option quantize: no method has a linear layer or experts")
     quantizers = Quantizers(keep=on_disk)
     # A method's targets have one model, and so have methods of one model that is quantised alike.
     done: dict[tuple[object, ...], tuple[nn.Module, QuantizationReport]] = {}
@@ -438,12 +439,12 @@ def _packed_shape(packed: torch.Tensor) -> list[int]:
 
 
 def _has_linears(method: Method) -> bool:
-    """An exported program may have some, for all that is known here."""
-    return not isinstance(method.model, nn.Module) or bool(linears(method.model))
+    """Linear layers or experts. An exported program may have some, for all that is known here."""
+    return not isinstance(method.model, nn.Module) or bool(linears(method.model) or experts_of(method.model))
 
 
 def _has_layers(method: Method, wanted: Mapping[str, QuantizeOptions | QuantizeRules]) -> bool:
-    """Linear layers, convolutions that are calibrated, or embeddings that patterns may name."""
+    """Linear layers, experts, convolutions that are calibrated, or embeddings that patterns may name."""
     options = wanted.get(method.name)
     if isinstance(options, QuantizeRules) and isinstance(method.model, nn.Module) and layers_of(method.model):
         return True

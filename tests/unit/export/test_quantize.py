@@ -270,7 +270,7 @@ def test_methods_without_linear_layers() -> None:
     with pytest.raises(InvalidArgumentError, match="method 'embed': quantize: nothing to quantise: the module has no "):
         quantised(entries, {"embed": "int4"})
     only = {"embed": entries["embed"]}
-    with pytest.raises(InvalidArgumentError, match="option quantize: no method has a linear layer"):
+    with pytest.raises(InvalidArgumentError, match="option quantize: no method has a linear layer or experts"):
         quantize_methods(inputs(only), options.quantize_methods(["embed"]), Progress(False), by_name=False)
     # Without the option no method is looked at.
     made = quantize_methods(inputs(only), {}, Progress(False), by_name=ExportOptions().quantizes_by_name)
@@ -671,7 +671,7 @@ def test_convolutions_without_calibration_are_in_the_report() -> None:
     reason = "convolutions need static ranges: give 'calibration', batches of inputs"
     assert made.quantization is not None
     assert made.quantization.skipped == {"conv": reason, "skip": reason}
-    with pytest.raises(InvalidArgumentError, match="option quantize: no method has a linear layer"):
+    with pytest.raises(InvalidArgumentError, match="option quantize: no method has a linear layer or experts"):
         quantize_methods([method], options, Progress(False), by_name=False)
 
 
