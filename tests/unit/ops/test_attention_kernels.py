@@ -133,8 +133,16 @@ def test_decode(case: Case) -> None:
         torch.testing.assert_close(got.double(), expected(case, q, k, v, mask), rtol=tolerance, atol=tolerance)
 
 
-def compiled(kernel: Any, capability: int, constants: dict[str, Any], warps: int, stages: int, size: int) -> Any:
-    """The kernel for a GPU that need not be here, with strides that are multiples of 16."""
+def compiled(
+    kernel: Any,
+    capability: int,
+    constants: dict[str, Any],
+    warps: int,
+    stages: int,
+    size: int,
+    stride_divisor: int = 16,
+) -> Any:
+    """The kernel for a GPU that need not be here."""
     import triton
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
@@ -150,7 +158,7 @@ def compiled(kernel: Any, capability: int, constants: dict[str, Any], warps: int
             attributes[(i,)] = [["tt.divisibility", 16]]
         else:
             signature[name] = "i64" if name in ("queries", "keys") else "i32"
-            if name.startswith("stride_"):
+            if name.startswith("stride_") and stride_divisor == 16:  # Triton looks for no other
                 attributes[(i,)] = [["tt.divisibility", 16]]
     source = ASTSource(kernel, signature, constants, attributes)
     options = {"num_warps": warps, "num_stages": stages}
@@ -159,7 +167,7 @@ def compiled(kernel: Any, capability: int, constants: dict[str, Any], warps: int
 
 def constants(width: int, size: int, mask: int, **others: Any) -> dict[str, Any]:
     widths = {"WIDTH": width, "WIDTH_V": width, "BLOCK_D": width, "BLOCK_DV": width}
-    flags = {"EVEN": False, "ALIGNED": True, "PRECISE": size == 4, "NEGATE": False, "MASK": mask, "SCALE": 0.2}
+    flags = {"EVEN": False, "ALIGN": 16, "PRECISE": size == 4, "NEGATE": False, "MASK": mask, "SCALE": 0.2}
     return widths | flags | others
 
 
@@ -174,8 +182,8 @@ def test_prefill_compiles(capability: int, size: int, width: int) -> None:
     from untorch.ops.attention.configs import prefill_config
     from untorch.ops.attention.prefill import prefill
 
-    for causal, mask in ((True, 0), (False, 1)):
-        config = prefill_config(capability, size, width, causal)
+    for causal, mask, few in ((True, 0, False), (False, 1, False), (False, 1, True)):
+        config = prefill_config(capability, size, width, causal, few)
         blocks = {"BLOCK_M": config.block_m, "BLOCK_N": config.block_n, "CAUSAL": causal}
         values = constants(width, size, mask, **blocks)
         done = compiled(prefill, capability, values, config.num_warps, config.num_stages, size)
@@ -199,6 +207,19 @@ def test_decode_compiles(capability: int, size: int, width: int) -> None:
         assert done.metadata.shared <= SHARED[capability]
     if capability == 80:
         compiled(combine, capability, {"WIDTH_V": width, "BLOCK_DV": width, "BLOCK_S": 32}, 4, 1, size)
+
+
+@pytest.mark.skipif(INTERPRETED, reason="Triton interprets")
+@pytest.mark.parametrize("size", [2, 4])
+def test_odd_widths_are_loaded_in_whole_words(size: int) -> None:
+    """Strides of heads of 40 are no multiples of 16, but of 8."""
+    from untorch.ops.attention.prefill import prefill
+
+    values = constants(40, size, 0, BLOCK_D=64, BLOCK_DV=64, BLOCK_M=64, BLOCK_N=64, CAUSAL=False, EVEN=True, ALIGN=8)
+    ptx = compiled(prefill, 90, values, 4, 2, size, stride_divisor=8).asm["ptx"]
+    copies = [line for line in ptx.splitlines() if "cp.async.c" in line and ".shared.global" in line]
+    assert copies
+    assert all("0x10" in line for line in copies)
 
 
 @pytest.mark.skipif(INTERPRETED, reason="Triton interprets")
@@ -258,6 +279,37 @@ def test_pytorch_sees_what_they_write(causal: bool, masked: bool, monkeypatch: p
     assert written == {
         "prefill": ["out_ptr"], "decode": ["parts_ptr", "peaks_ptr", "totals_ptr"], "combine": ["out_ptr"],
     }  # fmt: skip
+
+
+@pytest.mark.skipif(INTERPRETED, reason="Triton interprets")
+@pytest.mark.parametrize(
+    ("queries", "keys", "heads", "splits"),
+    [
+        (1, 16, 2, True),
+        (16, 128, 2, False),
+        (16, 129, 2, True),
+        (15, 15, 2, True),
+        (8, 64, 4, False),
+        (64, 513, 2, True),
+    ],
+)
+def test_few_queries_over_few_keys_are_no_decode(queries: int, keys: int, heads: int, splits: bool) -> None:
+    from untorch.ops.attention.launch import uses_decode
+
+    q, k = torch.empty(1, heads, queries, 64).half(), torch.empty(1, 2, keys, 64).half()
+    assert uses_decode(q, k, k, False) == splits
+    assert not uses_decode(q, k, k, True)
+
+
+@pytest.mark.skipif(INTERPRETED, reason="Triton interprets")
+def test_configs_of_few_queries() -> None:
+    from untorch.ops.attention.configs import few_queries, prefill_config
+
+    assert few_queries(12, 320, 132)
+    assert not few_queries(12, 321 + 64, 132)
+    assert prefill_config(90, 4, 64, False, few=True).block_m < prefill_config(90, 4, 64, False).block_m
+    for capability, size in ((80, 4), (120, 4), (90, 2)):
+        assert prefill_config(capability, size, 64, True, few=True) == prefill_config(capability, size, 64, True)
 
 
 @pytest.mark.exhaustive

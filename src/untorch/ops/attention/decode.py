@@ -13,7 +13,7 @@ skipped.
 import triton
 import triton.language as tl
 
-from untorch.ops.attention.prefill import attend, dot, load_rows, score_mask
+from untorch.ops.attention.prefill import attend, dot, load_rows, rounded, score_mask
 
 __all__ = ["combine", "decode"]
 
@@ -36,15 +36,14 @@ def decode(
     heads_kv, group, queries, keys, splits,
     SCALE: tl.constexpr, NEGATE: tl.constexpr, WIDTH: tl.constexpr, WIDTH_V: tl.constexpr,
     BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
-    MASK: tl.constexpr, SINGLE: tl.constexpr, EVEN: tl.constexpr, ALIGNED: tl.constexpr, PRECISE: tl.constexpr,
+    MASK: tl.constexpr, SINGLE: tl.constexpr, EVEN: tl.constexpr, ALIGN: tl.constexpr, PRECISE: tl.constexpr,
 ):  # fmt: skip
     """Grid: [batch * heads_kv * splits]. SINGLE: there is one split, which writes the result.
 
-    EVEN: keys are a multiple of BLOCK_N. ALIGNED: strides of q, k and v are multiples of 16.
+    EVEN: keys are a multiple of BLOCK_N. ALIGN: strides of k and v are multiples of it.
     """
-    if ALIGNED:
-        stride_kb, stride_kh, stride_kn = stride_kb // 16 * 16, stride_kh // 16 * 16, stride_kn // 16 * 16
-        stride_vb, stride_vh, stride_vn = stride_vb // 16 * 16, stride_vh // 16 * 16, stride_vn // 16 * 16
+    stride_kb, stride_kh, stride_kn = rounded(stride_kb, ALIGN), rounded(stride_kh, ALIGN), rounded(stride_kn, ALIGN)
+    stride_vb, stride_vh, stride_vn = rounded(stride_vb, ALIGN), rounded(stride_vh, ALIGN), rounded(stride_vn, ALIGN)
     queries, keys, splits = tl.cast(queries, tl.int32), tl.cast(keys, tl.int32), tl.cast(splits, tl.int32)
     heads_kv, group = tl.cast(heads_kv, tl.int32), tl.cast(group, tl.int32)
     program = tl.program_id(0)

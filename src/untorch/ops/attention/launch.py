@@ -19,6 +19,7 @@ from untorch.ops.attention.configs import (
     block_width,
     decode_config,
     decode_rows,
+    few_queries,
     prefill_config,
 )
 from untorch.ops.attention.decode import combine, decode
@@ -36,12 +37,17 @@ _LOG2_E = 1.4426950408889634
 # So much of keys and values may be in use by programs that run together: less than half of the L2 cache.
 _CACHED_BYTES = 16 << 20
 _COMBINE_BLOCK = 32
+# With so many keys for each row, splitting them pays.
+_DECODE_KEYS = 8
+_MOST_ALIGNED = 16  # elements
 
 
 def uses_decode(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool) -> bool:
-    """Whether the queries are known to be few enough for the kernel that splits the keys."""
+    """Whether the queries are known to be few enough for the kernel that splits the keys, and the keys may be many."""
     rows = q.shape[1] // k.shape[1] * q.shape[2]
-    return not causal and _known(rows <= decode_rows(q.element_size(), _widest(q, v)))
+    if causal or not _known(rows <= decode_rows(q.element_size(), _widest(q, v))):
+        return False
+    return _known(rows < 16) or not _known(k.shape[2] <= _DECODE_KEYS * rows)
 
 
 def launch(
@@ -55,12 +61,13 @@ def launch(
 ) -> torch.Tensor:
     """``untorch::attention`` on a GPU; ``wrap`` makes a kernel traceable."""
     major, minor = torch.cuda.get_device_capability(q.device)
+    processors = torch.cuda.get_device_properties(q.device).multi_processor_count
     width = _widest(q, v)
     if uses_decode(q, k, v, causal):
         decoding = decode_config(10 * major + minor, q.element_size(), width)
-        processors = torch.cuda.get_device_properties(q.device).multi_processor_count
         return launch_decode(q, k, v, mask, scale, decoding, processors, wrap)
-    config = prefill_config(10 * major + minor, q.element_size(), width, causal)
+    few = _known(few_queries(q.shape[0] * q.shape[1], q.shape[2], processors))
+    config = prefill_config(10 * major + minor, q.element_size(), width, causal, few)
     return launch_prefill(q, k, v, mask, causal, scale, config, wrap)
 
 
@@ -92,7 +99,7 @@ def launch_prefill(
         SCALE=factor, NEGATE=negate, WIDTH=int(width), WIDTH_V=int(width_v),
         BLOCK_D=block_width(int(width)), BLOCK_DV=block_width(int(width_v)),
         BLOCK_M=config.block_m, BLOCK_N=config.block_n,
-        MASK=kind, CAUSAL=causal, EVEN=_known(keys % config.block_n == 0), ALIGNED=_are_aligned(q, k, v),
+        MASK=kind, CAUSAL=causal, EVEN=_known(keys % config.block_n == 0), ALIGN=_alignment(q, k, v),
         PRECISE=q.dtype == torch.float32,
         num_warps=config.num_warps, num_stages=config.num_stages,
     )  # fmt: skip
@@ -135,7 +142,7 @@ def launch_decode(
         heads_kv, group, queries, keys, splits,
         SCALE=factor, NEGATE=negate, WIDTH=int(width), WIDTH_V=int(width_v),
         BLOCK_D=block_width(int(width)), BLOCK_DV=block_width(int(width_v)), BLOCK_M=block_m, BLOCK_N=config.block_n,
-        MASK=kind, SINGLE=single, EVEN=_known(keys % config.block_n == 0), ALIGNED=_are_aligned(k, v),
+        MASK=kind, SINGLE=single, EVEN=_known(keys % config.block_n == 0), ALIGN=_alignment(k, v),
         PRECISE=q.dtype == torch.float32,
         num_warps=config.num_warps, num_stages=config.num_stages,
     )  # fmt: skip
@@ -188,5 +195,9 @@ def _mask(mask: torch.Tensor | None, q: torch.Tensor) -> tuple[int, torch.Tensor
     return 1 if mask.dtype == torch.bool else 2, mask, strides
 
 
-def _are_aligned(*tensors: torch.Tensor) -> bool:
-    return all(_known(stride % 16 == 0) for tensor in tensors for stride in tensor.stride()[:3])
+def _alignment(*tensors: torch.Tensor) -> int:
+    """The power of two, at most _MOST_ALIGNED, that is known to divide all strides."""
+    found = _MOST_ALIGNED
+    while not all(_known(stride % found == 0) for tensor in tensors for stride in tensor.stride()[:3]):
+        found //= 2
+    return found

@@ -15,7 +15,16 @@ so programs of one wave share keys and values in L2.
 import triton
 import triton.language as tl
 
-__all__ = ["attend", "dot", "load_rows", "prefill", "score_mask"]
+__all__ = ["attend", "dot", "load_rows", "prefill", "rounded", "score_mask"]
+
+
+@triton.jit
+def rounded(stride, ALIGN: tl.constexpr):
+    """A stride that is a multiple of ALIGN, as one that the compiler knows to be.
+
+    Not tl.multiple_of: PyTorch's analysis of what a kernel writes gives it plain numbers, which that refuses.
+    """
+    return stride // ALIGN * ALIGN
 
 
 @triton.jit
@@ -81,18 +90,16 @@ def prefill(
     heads, group, pairs, together, queries, keys,
     SCALE: tl.constexpr, NEGATE: tl.constexpr, WIDTH: tl.constexpr, WIDTH_V: tl.constexpr,
     BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
-    MASK: tl.constexpr, CAUSAL: tl.constexpr, EVEN: tl.constexpr, ALIGNED: tl.constexpr, PRECISE: tl.constexpr,
+    MASK: tl.constexpr, CAUSAL: tl.constexpr, EVEN: tl.constexpr, ALIGN: tl.constexpr, PRECISE: tl.constexpr,
 ):  # fmt: skip
     """Grid: [blocks of queries * batch * heads].
 
     heads: of q; group: heads of q for each of k; pairs: batch * heads; together: how many pairs run at a time when
-    CAUSAL. EVEN: keys are a multiple of BLOCK_N. ALIGNED: strides of q, k and v are multiples of 16.
+    CAUSAL. EVEN: keys are a multiple of BLOCK_N. ALIGN: strides of q, k and v are multiples of it.
     """
-    if ALIGNED:
-        # Not tl.multiple_of: PyTorch's analysis of what a kernel writes gives it plain numbers, which that refuses.
-        stride_qb, stride_qh, stride_qm = stride_qb // 16 * 16, stride_qh // 16 * 16, stride_qm // 16 * 16
-        stride_kb, stride_kh, stride_kn = stride_kb // 16 * 16, stride_kh // 16 * 16, stride_kn // 16 * 16
-        stride_vb, stride_vh, stride_vn = stride_vb // 16 * 16, stride_vh // 16 * 16, stride_vn // 16 * 16
+    stride_qb, stride_qh, stride_qm = rounded(stride_qb, ALIGN), rounded(stride_qh, ALIGN), rounded(stride_qm, ALIGN)
+    stride_kb, stride_kh, stride_kn = rounded(stride_kb, ALIGN), rounded(stride_kh, ALIGN), rounded(stride_kn, ALIGN)
+    stride_vb, stride_vh, stride_vn = rounded(stride_vb, ALIGN), rounded(stride_vh, ALIGN), rounded(stride_vn, ALIGN)
     queries, keys = tl.cast(queries, tl.int32), tl.cast(keys, tl.int32)
     heads, group, pairs = tl.cast(heads, tl.int32), tl.cast(group, tl.int32), tl.cast(pairs, tl.int32)
     blocks = tl.cdiv(queries, BLOCK_M)
