@@ -78,11 +78,17 @@ class Aliases:
 
     def _add_call(self, node: fx.Node) -> None:
         if isinstance(node.target, torch._ops.OpOverload):
-            for i, argument in enumerate(node.target._schema.arguments):
+            schema = node.target._schema
+            gives_views = any(result.alias_info is not None for result in schema.returns)
+            for i, argument in enumerate(schema.arguments):
                 if argument.alias_info is None:
                     continue
                 value = node.args[i] if i < len(node.args) else node.kwargs.get(argument.name)
-                self._add_sources(node, _nodes_in(value), argument.alias_info.is_write)
+                sources = _nodes_in(value)
+                if argument.alias_info.is_write:
+                    self._written.update(self._root(source) for source in sources)
+                if gives_views:
+                    self._add_sources(node, sources, argument.alias_info.is_write)
             self._add_sources(node, _statistics(node), True)
         elif isinstance(node.target, torch._ops.HigherOrderOperator):
             if _writes(node):

@@ -57,3 +57,23 @@ def test_groups() -> None:
     assert not any(aliases.is_written(node) for node in graph.nodes)
     aliases.join(nodes["select"], nodes["view"])
     assert nodes["x"] in aliases.group(nodes["table"])
+
+
+def test_results_that_are_no_views_are_not_written() -> None:
+    """PyTorch requires a custom operator's result to be memory of its own, whatever it writes."""
+
+    @torch.library.custom_op("untorch_tests::sum_and_clear", mutates_args=("x",))
+    def sum_and_clear(x: torch.Tensor) -> torch.Tensor:
+        return x.sum()
+
+    @sum_and_clear.register_fake
+    def _(x: torch.Tensor) -> torch.Tensor:
+        return x.new_empty(())
+
+    graph = unlift(lambda m, x: (torch.ops.untorch_tests.sum_and_clear(m.table), m.table.mul_(2)[0])).graph
+    aliases = Aliases(graph)
+    nodes = {node.name: node for node in graph.nodes}
+    assert aliases.group(nodes["sum_and_clear"]) == [nodes["sum_and_clear"]]
+    assert not aliases.is_written(nodes["sum_and_clear"])
+    assert aliases.is_written(nodes["table"])
+    assert aliases.is_written(nodes["mul_"])

@@ -3,7 +3,7 @@
 From this table come PASS_NAMES, the check of the option ``passes``, the docstring of ExportOptions, and the table in
 docs/export.md (scripts/render_passes.py). Passes that compute constants run first, so that later ones see the
 results, but behind serve_pt2e_linears and serve_pt2e_convolutions, since they would widen int8 weights. drop_dead_code
-runs before fuse_int8_linears and pack_linears, which fuse a node into its only user.
+runs before select_rows_early, fuse_int8_linears and pack_linears, which look at a node's only user.
 """
 
 from __future__ import annotations
@@ -46,6 +46,7 @@ from untorch.export.passes.repack_int4 import repack_int4
 from untorch.export.passes.report import PassReport
 from untorch.export.passes.resize_after_convolution import resize_after_convolution
 from untorch.export.passes.restore_views import restore_views
+from untorch.export.passes.select_rows_early import select_rows_early
 from untorch.export.passes.serve_grouped_mm import serve_grouped_mm
 from untorch.export.passes.serve_pt2e_convolutions import serve_pt2e_convolutions
 from untorch.export.passes.serve_pt2e_embeddings import serve_pt2e_embeddings
@@ -259,6 +260,13 @@ PASSES = (
         "drop_dead_code",
         lambda module, options, device, architecture: drop_dead_code(module),
         "removes what nothing uses, tensors too. Writes, random numbers and checks stay",
+    ),
+    Pass(
+        "select_rows_early",
+        lambda module, options, device, architecture: select_rows_early(module),
+        "selects rows before linear layers, norms and activations, where a model does it behind them: of the last "
+        "layer of a vision transformer only the class token goes through the MLP, of that of a language model's "
+        "prefill only the last token of each sequence. Where the example inputs select at most one row of eight",
     ),
     Pass(
         "merge_linears",
