@@ -10,7 +10,7 @@ import torch
 
 from tests.native.nvfp4_experts import SILU, SwiGLU, moe_in_float64
 from tests.native.shim import Opt
-from tests.native.test_w4a8 import quantized
+from tests.native.test_w4a8 import AMX_ROWS, in_bfloat16, multiplied
 from untorch.ops.int4_layout import pack_int4
 from untorch.ops.w4a8_layout import pack_w4a8
 
@@ -48,14 +48,19 @@ class Experts:
             self.packed += pack_w4a8(values, both) if integers else (pack_int4(values), both)
             self._plain.append((values, both, n, inputs))
 
-    def matrices(self, expert: int, rounded: torch.dtype = F32) -> tuple[torch.Tensor, torch.Tensor]:
+    def matrices(
+        self, expert: int, rounded: torch.dtype = F32, by_amx: bool = False
+    ) -> tuple[torch.Tensor, torch.Tensor]:
         """Gate and up [2·I, K], and down [K, I], in float64. rounded: scales and weights are, as on a GPU, to bfloat16
-        or float16.
+        or float16. by_amx: weights are, to bfloat16.
         """
         made = []
         for values, both, n, inputs in self._plain:
             rows = slice(expert * n, (expert + 1) * n)
             own = both[:, rows]
+            if by_amx:
+                made.append(in_bfloat16(values[rows], own.transpose(0, 1))[:, :inputs])
+                continue
             scale, zero = (own if rounded == F32 else own.to(rounded)).double().permute(2, 1, 0)
             groups = values[rows].double().unflatten(1, (-1, self.group)) - 8
             matrix = (groups * scale[..., None] + zero[..., None]).flatten(1)[:, :inputs]
@@ -70,7 +75,7 @@ class Experts:
         """What the GEMMs multiply with on the CPU, in float64."""
         if not self.integers:
             return x.double()
-        return quantized(x, -(-x.shape[-1] // 32) * 32)[:, : x.shape[-1]]
+        return multiplied(x, -(-x.shape[-1] // 32) * 32)[:, : x.shape[-1]]
 
     def on_gpu_in_float64(
         self, x: torch.Tensor, factors: torch.Tensor, ids: torch.Tensor, swiglu: SwiGLU = SILU
@@ -86,10 +91,10 @@ class Experts:
         for expert in ids.unique().tolist():
             if expert < 0:
                 continue
-            first, second = self.matrices(expert)
+            tokens, places = torch.where(ids == expert)
+            first, second = self.matrices(expert, by_amx=self.integers and len(tokens) >= AMX_ROWS)
             none = torch.zeros((), dtype=torch.float64)
             b13, b2 = (none if b is None else b[expert].double() for b in (swiglu.w13_bias, swiglu.w2_bias))
-            tokens, places = torch.where(ids == expert)
             weights = factors[tokens, places].double()[:, None]
             rows = self.rounded(x[tokens])
             gate, up = (rows @ first.t() + b13).chunk(2, -1)

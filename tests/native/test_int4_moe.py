@@ -47,6 +47,21 @@ def test_int4_moe(data: st.DataObject) -> None:
 
 
 @pytest.mark.parametrize("integers", [False, True])
+def test_experts_of_few_and_of_many_tokens(integers: bool) -> None:
+    """With AMX the one call for all experts computes some of them in bfloat16."""
+    counts = [31, 0, 32, 1, 70, 33]
+    experts = Experts(6, 96, 40, 32, integers, BF16)
+    ids = torch.repeat_interleave(torch.tensor(counts))[:, None].to(torch.int32)
+    x, factors = torch.randn(sum(counts), 96), torch.rand(sum(counts), 1)
+    got = moe(x, factors, ids, experts)
+    want, size = experts.in_float64(x, factors, ids, SILU)
+    assert torch.all((got.double() - want).abs() <= want.abs() * ROUNDING[F32] + size * 2.0**-18)
+    # An expert's tokens do not see those of the others.
+    many = ids[:, 0] == 4
+    assert torch.equal(moe(x[many], factors[many], ids[many], experts), got[many])
+
+
+@pytest.mark.parametrize("integers", [False, True])
 def test_a_token_alone_and_among_others(integers: bool) -> None:
     """Rows do not influence each other."""
     experts = Experts(5, 64, 48, 32, integers)

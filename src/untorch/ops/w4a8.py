@@ -9,7 +9,8 @@ part of 32 inputs of a row of x is quantised to int8 when the operator runs:
 A row with a value that is not finite gives NaN.
 
 libuntorch.so computes it, for torch's tensors as in files (``native``): with vpdpbusd where the CPU has VNNI, and with
-the same integers elsewhere. The reference here gives the same integers.
+the same integers elsewhere. The reference here gives the same integers. Where the CPU has AMX it multiplies 32 rows and
+more in bfloat16: x and W are rounded to it, and sums are float32.
 """
 
 from __future__ import annotations

@@ -65,11 +65,6 @@ struct AmxTiles {
   UNTORCH_AMX [[gnu::always_inline]] static void dot_u8s8() {
     asm volatile("tdpbusd %%tmm%c2, %%tmm%c1, %%tmm%c0" ::"i"(C), "i"(A), "i"(B));
   }
-  // Both signed.
-  template <int C, int A, int B>
-  UNTORCH_AMX [[gnu::always_inline]] static void dot_s8s8() {
-    asm volatile("tdpbssd %%tmm%c2, %%tmm%c1, %%tmm%c0" ::"i"(C), "i"(A), "i"(B));
-  }
 };
 
 // Where a kernel's operands lie. Strides are bytes; `a` has whole tiles of rows, whatever is in those that do not

@@ -1,4 +1,5 @@
-// W4A8 linear layer on the CPU: rows are quantized once, then threads multiply panels of 16 columns.
+// W4A8 linear layer on the CPU: rows are quantized once, or rounded to bfloat16 for AMX, then threads multiply panels
+// of 16 columns.
 #include "kernels/cpu/w4a8/w4a8.h"
 
 #include <omp.h>
@@ -24,8 +25,20 @@ constexpr std::int64_t kAmxTileRows = 16;
 
 std::int64_t lines(std::int64_t nbytes) { return units(nbytes, kLine) * kLine; }
 
-// Bytes from a row of values to the next. Those of a tile start in different sets of L1.
-std::int64_t stride_of(std::int64_t k, bool amx) { return amx ? lines(k) | kLine : k; }
+bool takes_amx(const W4A8Linear& p) { return p.m >= kAmxFewestW4A8Rows && p.k > 0 && cpu_has_amx(); }
+
+// Bytes of the arrays of a call's rows.
+struct Sizes {
+  std::int64_t values = 0, scales = 0, sums = 0, bf16 = 0;
+  std::int64_t all() const { return values + scales + sums + bf16; }
+};
+
+Sizes sizes_of(const W4A8Linear& p) {
+  if (takes_amx(p)) return {.bf16 = units(p.m, kAmxTileRows) * kAmxTileRows * w4a8_amx_stride(p.k) * 2};
+  return {.values = lines(p.m * p.k),
+          .scales = lines(p.m * (p.k / kW4A8Part) * 4),
+          .sums = lines(p.m * (p.k / p.group) * 4)};
+}
 
 // Calls body(call, first, end) for the items from `begin` to `stop` of all calls, of which call i has sizes(i) that
 // cost costs(i) each. An item belongs to the range in which it starts.
@@ -50,6 +63,7 @@ void quantize(const W4A8Linear* calls, std::int64_t count, const W4A8Rows* rows)
     on_items(
         count, begin, stop, [&](std::int64_t i) { return calls[i].m; }, [&](std::int64_t i) { return calls[i].k; },
         [&](std::int64_t i, std::int64_t row, std::int64_t row_end) {
+          if (rows[i].bf16 != nullptr) return UNTORCH_ISA_CALL(round_rows)(calls[i], row, row_end, rows[i].bf16);
           UNTORCH_ISA_CALL(quantize_parts)(calls[i], row, row_end, rows[i]);
         });
   };
@@ -60,7 +74,7 @@ void quantize(const W4A8Linear* calls, std::int64_t count, const W4A8Rows* rows)
 
 // Rows that stay in L2 while the panels of a thread pass.
 void multiply(const W4A8Linear& p, bool vnni, const W4A8Rows& rows, std::int64_t panel, std::int64_t panel_end) {
-  if (rows.amx) return UNTORCH_ISA_CALL(w4a8_amx_slice)(p, rows, panel, panel_end);
+  if (rows.bf16 != nullptr) return UNTORCH_ISA_CALL(w4a8_amx_slice)(p, rows.bf16, panel, panel_end);
   const std::int64_t unit = UNTORCH_ISA_CALL(w4a8_rows)();
   const std::int64_t most = std::max(kRowBytes / std::max(p.k, kLine) / unit, std::int64_t{1}) * unit;
   for (std::int64_t row = 0; row < p.m; row += most) {
@@ -68,27 +82,22 @@ void multiply(const W4A8Linear& p, bool vnni, const W4A8Rows& rows, std::int64_t
   }
 }
 
-// Of a panel, in multiply-adds: reading its weights costs about what four rows do.
-std::int64_t panel_cost(const W4A8Linear& p) { return (p.m + 3) * std::max(p.k, std::int64_t{1}); }
+// Of a panel, in multiply-adds by vectors: reading its weights costs about what four rows do, dequantizing them for AMX
+// about what eight do, and eight rows by AMX about what one does.
+std::int64_t panel_cost(const W4A8Linear& p) {
+  return (takes_amx(p) ? p.m / 8 + 8 : p.m + 3) * std::max(p.k, std::int64_t{1});
+}
 std::int64_t panels_of(const W4A8Linear& p) { return units(p.n, kW4A8Columns); }
 
 }  // namespace
 
 void w4a8_linears(const W4A8Linear* calls, std::int64_t count) {
-  W4A8Rows one;
+  W4A8Rows one{};
   std::vector<W4A8Rows> several(count > 1 ? static_cast<std::size_t>(count) : 0);
   W4A8Rows* const rows = count > 1 ? several.data() : &one;
-  const auto rows_of = [&](std::int64_t i) {
-    return rows[i].amx ? units(calls[i].m, kAmxTileRows) * kAmxTileRows : calls[i].m;
-  };
-  const auto values_of = [&](std::int64_t i) { return lines(rows_of(i) * rows[i].stride); };
-  const auto scales_of = [&](std::int64_t i) { return lines(rows_of(i) * (calls[i].k / kW4A8Part) * 4); };
-  const auto sums_of = [&](std::int64_t i) { return lines(rows_of(i) * (calls[i].k / calls[i].group) * 4); };
   std::int64_t bytes = 0, cost = 0, work = 0;
   for (std::int64_t i = 0; i < count; ++i) {
-    rows[i].amx = calls[i].m >= kAmxFewestW4A8Rows && calls[i].k > 0 && cpu_has_amx();
-    rows[i].stride = stride_of(calls[i].k, rows[i].amx);
-    bytes += values_of(i) + scales_of(i) + sums_of(i);
+    bytes += sizes_of(calls[i]).all();
     cost += panels_of(calls[i]) * panel_cost(calls[i]);
     // A step of eight k costs about what two multiply-adds in float32 do.
     work += calls[i].m * calls[i].n * std::max(units(calls[i].k, 4), std::int64_t{1});
@@ -96,14 +105,13 @@ void w4a8_linears(const W4A8Linear* calls, std::int64_t count) {
   if (work <= 0) return;
   char* next = static_cast<char*>(gemm_scratch(static_cast<std::size_t>(bytes)));
   for (std::int64_t i = 0; i < count; ++i) {
-    rows[i].values = reinterpret_cast<std::int8_t*>(next), next += values_of(i);
-    rows[i].scales = reinterpret_cast<float*>(next), next += scales_of(i);
+    const Sizes sizes = sizes_of(calls[i]);
+    if (sizes.bf16 > 0) rows[i].bf16 = reinterpret_cast<std::uint16_t*>(next);
+    next += sizes.bf16;
+    rows[i].values = reinterpret_cast<std::int8_t*>(next), next += sizes.values;
+    rows[i].scales = reinterpret_cast<float*>(next), next += sizes.scales;
     rows[i].sums = reinterpret_cast<float*>(next), rows[i].shifts = reinterpret_cast<std::int32_t*>(next);
-    next += sums_of(i);
-    // Of a tile's rows behind the last, whose sums nobody reads; what was in memory may be slow to multiply.
-    const std::int64_t parts = calls[i].k / kW4A8Part, groups = calls[i].k / calls[i].group;
-    std::fill(rows[i].scales + calls[i].m * parts, rows[i].scales + rows_of(i) * parts, 0.0f);
-    std::fill(rows[i].sums + calls[i].m * groups, rows[i].sums + rows_of(i) * groups, 0.0f);
+    next += sizes.sums;
   }
   quantize(calls, count, rows);
   const bool vnni = cpu_has_vnni();

@@ -5,6 +5,9 @@
 // q from 0 to 15, one of NVFP4 e2m1(q)·block scale·global scale, of which 2·e2m1(q) is an integer from -12 to 12. The
 // products of a part, in NVFP4 of a block, are summed in integers, exactly; the parts in float32. A row with a value
 // that is not finite gives NaN.
+//
+// AMX multiplies calls of many rows (kAmxFewestW4A8Rows) in bfloat16: x and the weights, without NVFP4's global scale,
+// are rounded to it, and sums are float32.
 #pragma once
 
 #include <cstdint>
@@ -37,8 +40,8 @@ struct W4A8Linear {
   float* out = nullptr;                        // [m, n], dense
 };
 
-// out = x · weightᵀ + bias. A row's result depends neither on the number of threads nor on the other rows. Throws
-// std::bad_alloc.
+// out = x · weightᵀ + bias. A row's result depends neither on the number of threads nor on the other rows, but, with
+// AMX, on whether there are many. Throws std::bad_alloc.
 void w4a8_linear(const W4A8Linear& p);
 // Several at once, which share the threads; none reads what another writes.
 void w4a8_linears(const W4A8Linear* calls, std::int64_t count);

@@ -278,7 +278,7 @@ void quantize_parts(const W4A8Linear& p, std::int64_t row, std::int64_t row_end,
         from = padded;
       }
       Ints halves[2];
-      quantize_part(from, rows.values + row * rows.stride + at, scales[part], halves);
+      quantize_part(from, rows.values + row * p.k + at, scales[part], halves);
       if (p.format == W4A8Format::kNvfp4) {
         std::int32_t* const shifts = rows.shifts + row * groups + part * 2;
         shifts[0] = -12 * sum_of_lanes(halves[0]), shifts[1] = -12 * sum_of_lanes(halves[1]);

@@ -1,17 +1,18 @@
-// The W4A8 GEMM by AMX: its mainloop. Included by *.isa.cpp files of v4 only.
+// The W4A8 GEMM of many rows by AMX, in bfloat16: its mainloop. Included by *.isa.cpp files of v4 only.
 //
-//   for rows in blocks that fit L2
-//     for panels of 16 columns
-//       for k in blocks of 1024            B: codes to bytes, once for all rows, 64 bytes a row, in L1
-//         for tiles of 16 rows             A: quantized rows as they lie; sums in registers over the block
-//           for parts of 32 k              tdpbssd of 16 x 16 x 32, its sums to memory, times the scales, in float32
+//   for rows in blocks of 1024             A: rows of x, rounded to bfloat16, a block of k in L2
+//     for k in blocks of 512
+//       for pairs of panels of 16 columns  B: dequantized once for all rows, pairs of k, 64 bytes a row, in L1
+//         for tiles of 32 rows             tdpbf16ps of 2 x 2 tiles, sums in tiles over the block of k
 //
-// x has a scale for each part, so no int32 sum spans two of them: a step of k has 8 words of 4 bytes, in NVFP4, whose
-// weights have a scale for 16 k, 4. While the vector units add the sums of a step, the tiles multiply the next one.
-// int32 sums are exact and float32 adds in the order of w4a8.isa.cpp, so the results have the same bits.
+// x is not quantized here: with a scale for 32 k the int32 sums of each would leave the tiles for a conversion, a
+// multiplication and an FMA, which cost as much as vpdpbusd. bfloat16 has the 8 bits of an int8 activation.
 //
-// Roofline: of a step, tdpbssd takes 16 cycles, storing its sums 16, and a conversion, a multiplication and an FMA a
-// row 24 on two ports; vpdpbusd takes 64 for its products, and those 24 behind them. Not measured yet.
+// A code becomes 32 + code (NVFP4: 32 + 12 + 2·e2m1) by its bits at the top of a mantissa, an FMA makes it the weight,
+// and vcvtne2ps2bf16 rounds two vectors. The product of NVFP4's code and block scale has 6 bits, so these weights are
+// exact; the global scale multiplies the sums.
+//
+// Roofline: 16 columns of two k take 10 vector instructions on two ports, 5 cycles; 16 rows of them in tdpbf16ps 1.
 #pragma once
 
 #include <cstdint>
@@ -22,157 +23,133 @@
 
 namespace untorch::kernels::UNTORCH_ISA {
 
-inline constexpr int kW4A8AmxBlockK = 1024;                    // a multiple of all groups
-inline constexpr std::int64_t kW4A8AmxRowBytes = 1 << 20;      // of a block of rows
-inline constexpr std::int64_t kW4A8AmxMostRows = 256;          // of it
-inline constexpr int kW4A8Vectors = kAmxRows / kLanes<float>;  // of a panel
-
-// Words of 4 bytes of a step of k.
-constexpr int w4a8_step_words(W4A8Format format) {
-  return static_cast<int>(format == W4A8Format::kNvfp4 ? kNvfp4Block : kW4A8Part) / 4;
-}
+inline constexpr std::int64_t kW4A8AmxBlockK = 512;  // a multiple of all groups
+inline constexpr std::int64_t kW4A8AmxBlockRows = 1024;
 
 struct W4A8AmxBuffers {
-  alignas(64) std::int8_t weights[kW4A8AmxBlockK * kAmxRows];
-  alignas(64) std::int32_t sums[2][kAmxRows][kAmxRows];
-  alignas(64) float totals[kW4A8AmxMostRows][kAmxRows];
+  alignas(64) std::uint32_t weights[kAmxMostTiles][kW4A8AmxBlockK / 2][kAmxRows];
+  alignas(64) float sums[kAmxBlock][kAmxBlock];
 };
 
-// `count` rows of 16 words to twice as many rows of B: int4 from 0 to 15, NVFP4 from -12 to 12.
-template <Weights F>
-void unpack_weights(const std::int32_t* words, std::int64_t count, std::int8_t* to) {
-  const Ints halves = Ints{} + 0x0f0f0f0f;
-  const auto put = [](Ints values, std::int8_t * at) __attribute__((always_inline)) {
-    if constexpr (F == Weights::kNvfp4) {
-      values = (Ints)((LooseBytes)shifted_values(values) - 12);
-    }
-    *reinterpret_cast<LooseInts*>(at) = values;
+// Two vectors, rounded to bfloat16, one behind the other.
+[[gnu::always_inline]] inline Shorts to_bf16(Vector<float> first, Vector<float> second) {
+  Shorts both;
+#if defined(__AVX512F__)
+  // By name: an intrinsic could not be inlined into code of the level.
+  asm("vcvtne2ps2bf16 %1, %2, %0" : "=v"(both) : "v"(first), "v"(second));
+#else
+  store_two_halves<HalfType::kBFloat16>(reinterpret_cast<std::uint16_t*>(&both), first, second);
+#endif
+  return both;
+}
+
+// Of columns at one k and at the next.
+[[gnu::always_inline]] inline Shorts to_pairs(Vector<float> first, Vector<float> second) {
+  const Shorts both = to_bf16(first, second);
+#if defined(__AVX512F__)
+  return __builtin_shufflevector(both, both, 0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23, 8, 24, 9, 25, 10,
+                                 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31);
+#else
+  Shorts pairs;
+  for (int i = 0; i < kLanes<float>; ++i) pairs[2 * i] = both[i], pairs[2 * i + 1] = both[kLanes<float> + i];
+  return pairs;
+#endif
+}
+
+// A row of x to bfloat16, zeros behind `width`. What is not finite, or would not be, becomes NaN, as the whole row does
+// when it is quantized.
+inline void round_row(const float* x, std::int64_t width, std::int64_t k, std::uint16_t* to) {
+  constexpr std::int64_t kAtOnce = 2 * kLanes<float>;
+  const auto round = [](const float* from, std::uint16_t* at) {
+    const auto finite = [](Vector<float> v) __attribute__((always_inline)) {
+      const Words magnitude = (Words)v & 0x7fffffffu;
+      return (Vector<float>)(magnitude > 0x7f7f7fffu ? Words{} + 0x7fc00000u : (Words)v);
+    };
+    const Shorts both = to_bf16(finite(load(from)), finite(load(from + kLanes<float>)));
+    __builtin_memcpy(at, &both, sizeof both);
   };
-  for (std::int64_t i = 0; i < count; ++i) {
-#pragma GCC unroll 4
-    for (int v = 0; v < kW4A8Vectors; ++v) {
-      const Ints word = load_ints(words + i * kAmxRows + v * kLanes<float>);
-      std::int8_t* const at = to + 2 * i * kAmxTileBytes + v * kVectorBytes;
-      put(word & halves, at);
-      put((word >> 4) & halves, at + kAmxTileBytes);
-    }
+  std::int64_t j = 0;
+  for (; j + kAtOnce <= width; j += kAtOnce) round(x + j, to + j);
+  for (; j < k; j += kAtOnce) {
+    float part[kAtOnce] = {};
+    for (std::int64_t i = j; i < width; ++i) part[i - j] = x[i];
+    round(part, to + j);
   }
 }
 
-// 16 rows and a panel, over a block of k. Pointers are those of the first row, and of the block's first k.
-struct W4A8AmxTile {
-  const W4A8Linear* p;
-  const std::int8_t* values;
-  std::int64_t stride;         // from a row of values to the next
-  const float *scales, *sums;  // W4A8Rows
-  const std::int8_t* weights;  // unpacked
-  std::int64_t scale_at;       // in the weight's scales
-  std::int64_t steps;          // of k
-  float (*totals)[kAmxRows];
-  bool accumulate;
-};
-
-// The sums of a step. Steps take turns with the registers.
-template <class Tiles, int kTurn>
-UNTORCH_AMX [[gnu::always_inline]] inline void sum_step(const std::int8_t* a, std::int64_t stride, const std::int8_t* b,
-                                                        std::int32_t (&sums)[kAmxRows][kAmxRows]) {
-  Tiles::template zero<kTurn>();
-  Tiles::template load<4 + kTurn>(a, stride);
-  Tiles::template load<6 + kTurn>(b, kAmxTileBytes);
-  Tiles::template dot_s8s8<kTurn, 4 + kTurn, 6 + kTurn>();
-  Tiles::template store<kTurn>(sums, sizeof sums[0]);
-}
-
-template <class Tiles, Weights F>
-UNTORCH_AMX [[gnu::noinline]] void multiply_amx(const W4A8AmxTile& t, std::int32_t (&sums)[2][kAmxRows][kAmxRows]) {
+// k of a panel from `first` on, whole groups, to pairs [count / 2][16].
+template <Weights F>
+void dequantize_panel(const W4A8Linear& p, std::int64_t panel, std::int64_t first, std::int64_t count,
+                      std::uint32_t (*to)[kAmxRows]) {
   using V = Vector<float>;
   constexpr bool kNvfp4 = F == Weights::kNvfp4;
-  constexpr int kStep = kNvfp4 ? kNvfp4Block : kW4A8Part, kStepsOfPart = kW4A8Part / kStep;
-  const W4A8Linear& p = *t.p;
-  const std::int64_t parts = p.k / kW4A8Part, groups = p.k / p.group, steps_of_group = p.group / kStep;
-  V total[kAmxRows][kW4A8Vectors] = {};
-  if (t.accumulate) {
-#pragma GCC unroll 16
-    for (int r = 0; r < kAmxRows; ++r) {
+  constexpr int kScales = kNvfp4 ? 16 : 32;  // of a panel and group
+  const std::int64_t group = kNvfp4 ? kNvfp4Block : p.group, at = panel * p.k + first;
+  const std::int32_t* words = p.weight + at / 8 * kAmxRows;
+  std::int64_t scale_at = at / group * kScales;
+  const Ints halves = Ints{} + 0x0f0f0f0f;
+  for (std::int64_t done = 0; done < count; done += group, scale_at += kScales) {
+    V scale[kVectorsPerPanel], base[kVectorsPerPanel];
 #pragma GCC unroll 4
-      for (int v = 0; v < kW4A8Vectors; ++v) total[r][v] = load(t.totals[r] + v * kLanes<float>);
-    }
-  }
-  const std::int8_t *a = t.values, *b = t.weights;
-  sum_step<Tiles, 0>(a, t.stride, b, sums[0]);
-  std::int64_t step = 0;
-  for (std::int64_t g = 0; step < t.steps; ++g) {
-    V scale[kW4A8Vectors];
-#pragma GCC unroll 4
-    for (int v = 0; v < kW4A8Vectors; ++v) {
-      const std::int64_t within = v * kLanes<float>;
+    for (int v = 0; v < kVectorsPerPanel; ++v) {
+      const std::int64_t within = scale_at + v * kLanes<float>;
+      V zero{};
       if constexpr (kNvfp4) {
-        scale[v] = load_block_scales(static_cast<const std::uint8_t*>(p.scales) + t.scale_at + g * 16 + within);
+        scale[v] = load_block_scales(static_cast<const std::uint8_t*>(p.scales) + within);
       } else {
-        scale[v] = load_scales<F>(p.scales, t.scale_at + g * 32 + within);
-        const V base = load_scales<F>(p.scales, t.scale_at + g * 32 + 16 + within) - 8.0f * scale[v];
-#pragma GCC unroll 16
-        for (int r = 0; r < kAmxRows; ++r) total[r][v] += base * t.sums[r * groups + g];
+        scale[v] = load_scales<F>(p.scales, within), zero = load_scales<F>(p.scales, within + kAmxRows);
+      }
+      base[v] = zero - scale[v] * (32.0f + (kNvfp4 ? 12.0f : 8.0f));
+    }
+    for (std::int64_t step = 0; step < group; step += 8, words += kAmxRows, to += 4) {
+#pragma GCC unroll 4
+      for (int v = 0; v < kVectorsPerPanel; ++v) {
+        const auto put = [&](Ints codes, int row) __attribute__((always_inline)) {
+          if constexpr (kNvfp4) codes = shifted_values(codes);
+          const auto weight = [&](Ints bits) __attribute__((always_inline)) {
+            return scale[v] * (V)((bits & (31 << 18)) | 0x42000000) + base[v];
+          };
+          const Shorts pairs[] = {to_pairs(weight(codes << 18), weight(codes << 10)),
+                                  to_pairs(weight(codes << 2), weight(codes >> 6))};
+          __builtin_memcpy(to[row] + v * kLanes<float>, &pairs[0], sizeof pairs[0]);
+          __builtin_memcpy(to[row + 1] + v * kLanes<float>, &pairs[1], sizeof pairs[1]);
+        };
+        const Ints word = load_ints(words + v * kLanes<float>);
+        put(word & halves, 0);
+        put((word >> 4) & halves, 2);
       }
     }
-    for (const std::int64_t end = step + steps_of_group; step < end; ++step) {
-      a += kStep, b += kStep * kAmxRows;
-      if (step + 1 < t.steps) {
-        step % 2 == 0 ? sum_step<Tiles, 1>(a, t.stride, b, sums[1]) : sum_step<Tiles, 0>(a, t.stride, b, sums[0]);
-      }
-      const std::int32_t(*const from)[kAmxRows] = sums[step % 2];
-      const float* const row_scales = t.scales + step / kStepsOfPart;
-#pragma GCC unroll 16
-      for (int r = 0; r < kAmxRows; ++r) {
-        const float row_scale = row_scales[r * parts];
-#pragma GCC unroll 4
-        for (int v = 0; v < kW4A8Vectors; ++v) {
-          const V exact = __builtin_convertvector(load_ints(from[r] + v * kLanes<float>), V);
-          total[r][v] += exact * (scale[v] * row_scale);
-        }
-      }
-    }
-  }
-#pragma GCC unroll 16
-  for (int r = 0; r < kAmxRows; ++r) {
-#pragma GCC unroll 4
-    for (int v = 0; v < kW4A8Vectors; ++v) store(t.totals[r] + v * kLanes<float>, total[r][v]);
   }
 }
 
-// All rows of the panels [panel, panel_end). The tiles are configured.
+// All rows of x, as round_row leaves them, and the panels [panel, panel_end). The tiles are configured.
 template <class Tiles, Weights F>
-void w4a8_amx(const W4A8Linear& p, const W4A8Rows& rows, std::int64_t panel, std::int64_t panel_end) {
-  constexpr int kPart = kW4A8Part, kStep = F == Weights::kNvfp4 ? kNvfp4Block : kPart;
-  constexpr int kScales = F == Weights::kNvfp4 ? 16 : 32;  // of a panel and group
-  const std::int64_t parts = p.k / kPart, groups = p.k / p.group;
-  const std::int64_t fitting = kW4A8AmxRowBytes / rows.stride / kAmxRows * kAmxRows;
-  const std::int64_t most = fitting < kAmxRows ? kAmxRows : fitting < kW4A8AmxMostRows ? fitting : kW4A8AmxMostRows;
+void w4a8_amx(const W4A8Linear& p, const std::uint16_t* x, std::int64_t panel, std::int64_t panel_end) {
+  constexpr std::int64_t kStep = kAmxTileBytes / 2;
+  const auto smaller = [](std::int64_t a, std::int64_t b) { return a < b ? a : b; };
+  const std::int64_t stride = w4a8_amx_stride(p.k);
   W4A8AmxBuffers own;
-  for (std::int64_t row = 0; row < p.m; row += most) {
-    const std::int64_t count = p.m - row < most ? p.m - row : most;
-    for (std::int64_t j = panel; j < panel_end; ++j) {
-      for (std::int64_t k = 0; k < p.k; k += kW4A8AmxBlockK) {
-        const std::int64_t length = p.k - k < kW4A8AmxBlockK ? p.k - k : kW4A8AmxBlockK;
-        unpack_weights<F>(p.weight + (j * p.k + k) / 8 * 16, length / 8, own.weights);
-        for (std::int64_t i = 0; i < count; i += kAmxRows) {
-          const std::int64_t first = row + i;
-          multiply_amx<Tiles, F>({.p = &p,
-                                  .values = rows.values + first * rows.stride + k,
-                                  .stride = rows.stride,
-                                  .scales = rows.scales + first * parts + k / kPart,
-                                  .sums = rows.sums + first * groups + k / p.group,
-                                  .weights = own.weights,
-                                  .scale_at = (j * groups + k / p.group) * kScales,
-                                  .steps = length / kStep,
-                                  .totals = own.totals + i,
-                                  .accumulate = k > 0},
-                                 own.sums);
+  for (std::int64_t first = 0; first < p.m; first += kW4A8AmxBlockRows) {
+    const std::int64_t end = smaller(first + kW4A8AmxBlockRows, p.m);
+    for (std::int64_t k = 0; k < p.k; k += kW4A8AmxBlockK) {
+      const std::int64_t length = smaller(kW4A8AmxBlockK, p.k - k);
+      for (std::int64_t j = panel; j < panel_end; j += kAmxMostTiles) {
+        const int panels = panel_end - j > 1 ? 2 : 1;
+        for (int i = 0; i < panels; ++i) dequantize_panel<F>(p, j + i, k, length, own.weights[i]);
+        const std::int64_t col = j * kAmxRows, columns = smaller(panels * kAmxRows, p.n - col);
+        for (std::int64_t row = first; row < end; row += kAmxBlock) {
+          const int rows = static_cast<int>(smaller(kAmxBlock, end - row));
+          amx_gemm<Tiles, false>({.a = x + row * stride + k,
+                                  .a_stride = stride * 2,
+                                  .b = own.weights,
+                                  .panel_bytes = sizeof own.weights[0],
+                                  .c = own.sums,
+                                  .c_stride = sizeof own.sums[0],
+                                  .steps = length / kStep},
+                                 rows > kAmxRows ? 2 : 1, panels);
+          write_rows(p, own.sums[0], kAmxBlock, row, rows, col, columns, k > 0, k + length == p.k);
         }
       }
-      const std::int64_t left = p.n - j * kAmxRows;
-      write_rows(p, own.totals[0], kAmxRows, row, static_cast<int>(count), j * kAmxRows,
-                 left < kAmxRows ? left : kAmxRows);
     }
   }
 }

@@ -68,19 +68,28 @@ inline constexpr float kNvfp4Factor = 128.0f;
 #endif
 }
 
-// The columns of a tile that exist, with the scale of all of a column and the bias.
+// The columns of a tile that exist. add: to the sums of the k before. last: the sums get the scale of all of a column
+// and the bias.
 inline void write_rows(const W4A8Linear& p, const float* tile, std::int64_t ldo, std::int64_t row, int rows,
-                       std::int64_t col, std::int64_t columns) {
+                       std::int64_t col, std::int64_t columns, bool add = false, bool last = true) {
+  constexpr std::int64_t kWidth = kLanes<float>;
+  const float* const scales = last && p.global_scales != nullptr ? p.global_scales + col : nullptr;
+  const float* const bias = last && p.bias != nullptr ? p.bias + col : nullptr;
   for (int r = 0; r < rows; ++r) {
     float* const to = p.out + (row + r) * p.n + col;
     const float* const from = tile + r * ldo;
-    for (std::int64_t c = 0; c < columns; ++c) to[c] = from[c];
-    if (p.global_scales != nullptr) {
-      for (std::int64_t c = 0; c < columns; ++c) to[c] *= p.global_scales[col + c] * kNvfp4Factor;
+    const auto finished = [&](auto&& read) __attribute__((always_inline)) {
+      auto sum = read(from);
+      if (add) sum += read(to);
+      if (scales != nullptr) sum *= read(scales) * kNvfp4Factor;
+      if (bias != nullptr) sum += read(bias);
+      return sum;
+    };
+    std::int64_t c = 0;
+    for (; c + kWidth <= columns; c += kWidth) {
+      store(to + c, finished([&](const float* at) __attribute__((always_inline)) { return load(at + c); }));
     }
-    if (p.bias != nullptr) {
-      for (std::int64_t c = 0; c < columns; ++c) to[c] += p.bias[col + c];
-    }
+    for (; c < columns; ++c) to[c] = finished([&](const float* at) { return at[c]; });
   }
 }
 
