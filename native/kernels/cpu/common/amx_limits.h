@@ -10,7 +10,7 @@ namespace untorch::kernels {
 inline constexpr int kAmxFewestRows = 4, kAmxFewestPagedRows = 16, kAmxFewestInt8Pixels = 12;
 // Of W4A8 linear layers, whose weights are dequantized first (an estimate), and of experts in bfloat16, whose weights
 // are packed first.
-inline constexpr int kAmxFewestW4A8Rows = 32, kAmxFewestGroupedRows = 8;
+inline constexpr int kAmxFewestW4A8Rows = 32, kAmxFewestGroupedRows = 4;
 // Bounds of a step along k, in words of 4 bytes.
 inline constexpr int kAmxMostWords = 16, kAmxFewestWords = 2, kAmxFewestInt8Words = 4;
 // Output pixels of a convolution that are computed at once, by two tiles, and those that share panels in L1.
