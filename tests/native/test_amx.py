@@ -368,6 +368,22 @@ int run(const Problem& given) {
   return 1;
 }
 
+// Ties go to even values; what is not finite in bfloat16 becomes NaN; zeros follow the last value.
+int rounding() {
+  const float from[] = {1.0f, 1.0f + 0x1p-8f, -1.0f - 0x3p-8f, 3.38e38f, INFINITY, -INFINITY, NAN, -3.4e38f};
+  const std::uint16_t want[] = {0x3f80, 0x3f80, 0xbf82, 0x7f7e, 0x7fc0, 0x7fc0, 0x7fc0, 0x7fc0};
+  std::vector<float> x(40);
+  for (int i = 0; i < 40; ++i) x[i] = from[i % 8];
+  std::vector<std::uint16_t> got(65, 7);
+  round_row(x.data(), 37, 64, got.data());
+  for (int i = 0; i < 65; ++i) {
+    if (got[i] == (i < 37 ? want[i % 8] : i < 64 ? 0 : 7)) continue;
+    std::printf("bfloat16 of value %d: %x\n", i, got[i]);
+    return 1;
+  }
+  return 0;
+}
+
 int main() {
   const Problem problems[] = {
       // m, n, k, group
@@ -380,7 +396,7 @@ int main() {
       {34, 17, 2112, 32},
       {1050, 20, 544, 32},    // several blocks of rows
   };
-  int failures = 0, count = 0;
+  int failures = rounding(), count = 0;
   for (const Problem& p : problems) {
     failures += run<Weights::kFloat32Scales>(p) + run<Weights::kBFloat16Scales>(p) + run<Weights::kFloat16Scales>(p);
     failures += run<Weights::kNvfp4>(p);
