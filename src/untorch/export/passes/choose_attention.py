@@ -37,9 +37,9 @@ _MAX_FLOAT32_WIDTH = 128  # above, the runtime's kernel, which splits the keys, 
 _MAX_RUNTIME_WIDTH = 512  # kMaxAttentionWidth
 _DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 # Where the runtime's kernel was measured to be faster than Triton's: heads at least so wide, and more queries than few,
-# of which narrow causal heads have more.
-_WGMMA_WIDTH, _NARROW = 64, 96
-_FEW_QUERIES, _FEW_NARROW_CAUSAL = 256, 512
+# of which narrow causal heads have more, and those that are padded to 64 most.
+_WGMMA_WIDTH, _PADDED, _NARROW = 33, 64, 96
+_FEW_QUERIES, _FEW_NARROW_CAUSAL, _FEW_PADDED = 256, 512, 1024
 
 
 @dataclass(frozen=True)
@@ -276,6 +276,8 @@ def _takes_wgmma(call: _Call) -> bool:
         return False
     width = max(q.shape[-1], _value(call.v).shape[-1])
     few = _FEW_NARROW_CAUSAL if call.causal and width < _NARROW else _FEW_QUERIES
+    if width < _PADDED:
+        few = _FEW_PADDED
     return bool(width >= _WGMMA_WIDTH) and not statically_known_true(q.shape[-2] <= few)
 
 

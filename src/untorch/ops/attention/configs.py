@@ -47,8 +47,6 @@ _PREFILL_90 = {
     (2, 128, True): PrefillConfig(64, 64, 4, 3),
     (2, 256, False): PrefillConfig(128, 64, 8, 2),
     (2, 256, True): PrefillConfig(128, 64, 8, 2),
-    (4, 32, False): PrefillConfig(32, 64, 2, 3),
-    (4, 32, True): PrefillConfig(32, 64, 2, 3),
     (4, 64, False): PrefillConfig(32, 64, 4, 3),
     (4, 64, True): PrefillConfig(32, 64, 4, 3),
     (4, 128, False): PrefillConfig(32, 32, 4, 3),

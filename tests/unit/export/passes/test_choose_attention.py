@@ -140,6 +140,7 @@ OPERATOR = "_scaled_dot_product_cudnn_attention"
         (Attention(), tensors(queries=300, dtype=torch.bfloat16, width=64), "bfloat16, head size 64"),
         (Attention(is_causal=True), tensors(queries=513, dtype=torch.bfloat16, width=64), "bfloat16, head size 64"),
         (Attention(is_causal=True), tensors(queries=300, dtype=torch.bfloat16, width=96), "bfloat16, head size 96"),
+        (Attention(), tensors(queries=1025, dtype=torch.bfloat16, width=40), "bfloat16, head size 40"),
         (
             Repeated(2, "expand"), tensors(heads_kv=2, queries=257, dtype=torch.float16, width=128),
             "float16, head size 128, 4 heads over 2, keys and values no longer repeated",
@@ -168,7 +169,8 @@ def test_the_kernel_for_sm_90(model: nn.Module, args: list[Any], what: str) -> N
         (Attention(), [*HALVES, torch.rand(300, 90) > 0.2]),
         (Attention(scale=-0.3), HALVES),
         (Attention(), tensors(queries=256, dtype=torch.bfloat16, width=128)),
-        (Attention(), tensors(queries=300, dtype=torch.bfloat16, width=56)),
+        (Attention(), tensors(queries=1025, dtype=torch.bfloat16, width=32)),
+        (Attention(), tensors(queries=1024, dtype=torch.bfloat16, width=56)),
         (Attention(is_causal=True), tensors(queries=512, dtype=torch.bfloat16, width=64)),
         (Attention(is_causal=True), tensors(queries=512, dtype=torch.bfloat16, width=88)),
     ],
