@@ -1,6 +1,7 @@
 """Which block sizes, warps and stages are fastest for the Triton attention kernels on this GPU?
 
     python benchmarks/gpu_attention_tune.py [--dtype bfloat16] [--width 128] [--length 4096] [--causal] [--mask bool]
+    python benchmarks/gpu_attention_tune.py --dtype float32 --width 64 --length 256 --batch 1 --heads 12
     python benchmarks/gpu_attention_tune.py --decode [--keys 65536] [--batch 1] [--mask bool]
 
 Prints the best configurations of a case, for src/untorch/ops/attention/configs.py. Kernels are compiled by several
@@ -37,6 +38,7 @@ def parser() -> argparse.ArgumentParser:
     found.add_argument("--decode", action="store_true", help="one query over --keys keys, 32 heads over 8")
     found.add_argument("--keys", type=int, default=65536)
     found.add_argument("--batch", type=int, help="default: 16384 tokens of a prefill, one sequence in decode")
+    found.add_argument("--heads", type=int, help="of a prefill; default: 2048 / width")
     found.add_argument("--mask", choices=("none", "bool", "additive"), default="none")
     found.add_argument("--rounds", type=int, default=7)
     found.add_argument("--processes", type=int, default=min(16, os.cpu_count() or 1))
@@ -56,10 +58,13 @@ def configs(options: argparse.Namespace) -> list[Any]:
             if 2 * n * width * size * stages * programs <= SHARED_BYTES and n * width * size >= 4096 * warps // 4:
                 found.append(DecodeConfig(n, warps, stages, programs))
         return found
-    for m, n, warps, stages in itertools.product((64, 128, 256), (32, 64, 128, 256), (4, 8, 16), (1, 2, 3, 4)):
+    small = size == 4  # these blocks are no WGMMA's
+    blocks, warp_counts = ((16, 32, 64, 128), (2, 4, 8)) if small else ((64, 128, 256), (4, 8, 16))
+    for m, n, warps, stages in itertools.product(blocks, (16, 32, 64, 128, 256), warp_counts, (1, 2, 3, 4)):
         per_thread = m * (n * 1.5 + width) / (32 * warps)
         shared = size * width * (m + 2 * n * stages)
-        if 24 <= per_thread <= 210 and shared <= SHARED_BYTES * 1.2 and 16 * warps <= 2 * m:
+        fits = (10 if small else 24) <= per_thread <= 210 and shared <= SHARED_BYTES * 1.2
+        if fits and (small or (n >= 32 and 16 * warps <= 2 * m)):
             found.append(PrefillConfig(m, n, warps, stages))
     return found
 
@@ -68,7 +73,7 @@ def tensors(options: argparse.Namespace) -> tuple[Any, ...]:
     import torch
 
     dtype = getattr(torch, options.dtype)
-    heads, heads_kv = (32, 8) if options.decode else (max(1, 2048 // options.width),) * 2
+    heads, heads_kv = (32, 8) if options.decode else (options.heads or max(1, 2048 // options.width),) * 2
     queries, keys = (1, options.keys) if options.decode else (options.length, options.length)
     batch = options.batch or (1 if options.decode else max(1, TOKENS // options.length))
 

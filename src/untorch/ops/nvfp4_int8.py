@@ -8,9 +8,9 @@ from −12 to 12:
 
 A row with a value that is not finite gives NaN. Block scales that are NaN are not served: they count as ±480.
 
-libuntorch.so computes it, for torch's tensors as in files (``native``). The reference here gives the same integers. Where
-the CPU has AMX it multiplies 32 rows and more in bfloat16: x is rounded to it, e2m1 · block_scale is exact, and sums are
-float32.
+libuntorch.so computes it, for torch's tensors as in files (``native``). The reference here gives the same integers.
+Where the CPU has AMX it multiplies 32 rows and more in bfloat16: x is rounded to it, e2m1 · block_scale is exact, and
+sums are float32.
 """
 
 from __future__ import annotations

@@ -3,13 +3,14 @@
     (x + mlp(norm(x)))[rows]  =  x[rows] + mlp(norm(x[rows]))
 
 A classifier reads one token of what its last layer computes, and a language model's prefill the last one of each
-sequence. The selection moves up, to where rows are mixed: the attention of the last layer.
+sequence. The selection moves up, to where rows are mixed: the keys and values of the last layer's
+attention.
 """
 
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -24,6 +25,7 @@ from untorch.export.passes.epilogues import value_of
 from untorch.export.passes.probes import SHAPE_ONLY, operator_name
 from untorch.export.passes.report import PassReport
 from untorch.ops import int4, int4_moe, int8, nvfp4, nvfp4_moe, w8a8
+from untorch.ops.attention.operator import OPERATOR as ATTENTION
 
 __all__ = ["select_rows_early"]
 
@@ -45,6 +47,8 @@ _COPIES = {
     _aten.to.dtype, _aten.to.dtype_layout, _aten._to_copy.default, _aten.clone.default, _aten.contiguous.default,
     _aten.alias.default, _aten.detach.default, _aten.type_as.default,
 }  # fmt: skip
+_TRANSPOSES = {_aten.transpose.int, _aten.permute.default}
+_ATTENTIONS = {_aten.scaled_dot_product_attention.default, ATTENTION}
 _NORMS = {_aten.layer_norm.default, _aten.rms_norm.default}
 # Of one tensor, along dimensions that are given.
 _ALONG = {
@@ -83,15 +87,19 @@ def _selected_dim(node: fx.Node) -> int | None:
     if node.target == _aten.index.Tensor:
         places = [i for i, index in enumerate(given["indices"]) if index is not None]
         index = value_of(given["indices"][places[0]])
-        if len(places) != 1 or index is None or index.dim() != 1 or index.dtype == torch.bool:
+        if len(places) != 1 or index is None or index.dim() != 1 or index.dtype in (torch.bool, torch.uint8):
             return None
         dim = places[0]
     else:
         dim = given["dim"] % before.dim()
     if dim == before.dim() - 1:
         return None
-    count = 1 if node.target == _aten.select.int else after.shape[dim]
-    return dim if _hint(count) * _FEWEST_ROWS <= _hint(before.shape[dim]) else None
+    return dim if _hint(_count(node, dim)) * _FEWEST_ROWS <= _hint(before.shape[dim]) else None
+
+
+def _count(selection: fx.Node, dim: int) -> int | torch.SymInt:
+    """Of the rows that are selected."""
+    return 1 if selection.target == _aten.select.int else _value(selection).shape[dim]
 
 
 def _hint(size: int | torch.SymInt) -> int:
@@ -102,6 +110,8 @@ def _region(selection: fx.Node, dim: int, aliases: Aliases) -> dict[fx.Node, int
     """The nodes that only the selection needs, in reverse order, with the dimension of each along which rows lie."""
     source = selection.args[0]
     assert isinstance(source, fx.Node)
+    # Of the sizes of a view one can be left open, which is that of the rows if it varies.
+    varying = 1 if isinstance(_count(selection, dim), int) else 0
     wanted: dict[fx.Node, set[int]] = {source: {dim}}
     region: dict[fx.Node, int] = {}
     for node in _backwards(source):
@@ -112,10 +122,15 @@ def _region(selection: fx.Node, dim: int, aliases: Aliases) -> dict[fx.Node, int
         operands = _operands(node, own)
         if operands is None or any(aliases.is_written(each) for each in (node, *dict(operands))):
             continue
+        if _is_view(node) and [isinstance(size, int) for size in _other_sizes(node, own)].count(False) > varying:
+            continue
         region[node] = own
         for operand, place in operands:
             wanted.setdefault(operand, set()).add(place)
-    return region
+    # Rows cannot be selected of several tensors at once.
+    return {
+        node: own for node, own in region.items() if node.target is not operator.getitem or node.args[0] in region
+    }
 
 
 def _backwards(node: fx.Node) -> Iterator[fx.Node]:
@@ -160,7 +175,7 @@ def _of_pointwise(node: fx.Node, dim: int) -> _Operands:
     return None if value is None else _aligned(node.all_input_nodes, value.shape, dim)
 
 
-def _aligned(inputs: list[fx.Node], shape: torch.Size, dim: int) -> _Operands:
+def _aligned(inputs: list[fx.Node], shape: Sequence[Any], dim: int) -> _Operands:
     """Of tensors that are broadcast to a shape, those that have rows along ``dim``."""
     operands = []
     for operand in inputs:
@@ -199,28 +214,61 @@ def _of_concatenation(node: fx.Node, dim: int) -> _Operands:
     return [(part, dim) for part in parts] if given["dim"] % rank != dim else None
 
 
+def _is_view(node: fx.Node) -> bool:
+    return operator_name(node) in SHAPE_ONLY
+
+
+def _other_sizes(node: fx.Node, dim: int) -> list[Any]:
+    return [size for i, size in enumerate(_value(node).shape) if i != dim]
+
+
 def _of_view(node: fx.Node, dim: int) -> _Operands:
-    """Where sizes of one come and go, and dimensions behind the rows; others than the rows are known."""
+    """Where sizes of one, and dimensions behind the rows, come and go."""
     source = node.args[0]
     before, after = value_of(source), value_of(node)
     if before is None or after is None or not isinstance(source, fx.Node):
         return None
-    if any(not isinstance(size, int) for i, size in enumerate(after.shape) if i != dim):
-        return None
-    if any(not _same(size, 1) for size in after.shape[:dim]):
-        return None
     for place in range(before.dim()):
-        if _same(before.shape[place], after.shape[dim]) and all(_same(size, 1) for size in before.shape[:place]):
+        if _same(before.shape[place], after.shape[dim]) and _are_alike(before.shape[:place], after.shape[:dim]):
             return [(source, place)]
     return None
+
+
+def _are_alike(first: Sequence[Any], second: Sequence[Any]) -> bool:
+    """Whether sizes are the same but for those that are one."""
+    a, b = ([size for size in sizes if not _same(size, 1)] for sizes in (first, second))
+    return len(a) == len(b) and all(map(_same, a, b))
+
+
+def _of_transpose(node: fx.Node, dim: int) -> _Operands:
+    given, rank = arguments_of(node), _value(node).dim()
+    if node.target == _aten.permute.default:
+        return [(given["self"], given["dims"][dim] % rank)]
+    swapped = {given["dim0"] % rank: given["dim1"] % rank, given["dim1"] % rank: given["dim0"] % rank}
+    return [(given["self"], swapped.get(dim, dim))]
+
+
+def _of_attention(node: fx.Node, dim: int) -> _Operands:
+    """Queries, and the rows of a mask."""
+    query, key, value, mask = list(arguments_of(node).values())[:4]
+    causal, dropout = (arguments_of(node).get(name) for name in ("is_causal", "dropout_p"))
+    shape = _value(node).shape
+    if node.target == ATTENTION:
+        causal = arguments_of(node)["causal"]
+    if dim != len(shape) - 2 or causal or dropout or query in (key, value):
+        return None
+    of_mask = [] if mask is None else _aligned([mask], [*shape[:-1], _value(mask).shape[-1]], dim)
+    return None if of_mask is None else [(query, dim), *of_mask]
 
 
 _RULES: tuple[tuple[Callable[[fx.Node], bool], Callable[[fx.Node, int], _Operands]], ...] = (
     (lambda node: node.target in _LINEARS, _of_linear),
     (lambda node: node.target in _NORMS, _of_norm),
     (lambda node: node.target == _aten.cat.default, _of_concatenation),
+    (lambda node: node.target in _TRANSPOSES, _of_transpose),
+    (lambda node: node.target in _ATTENTIONS, _of_attention),
     (_is_pointwise, _of_pointwise),
-    (lambda node: operator_name(node) in SHAPE_ONLY, _of_view),
+    (_is_view, _of_view),
     (lambda node: operator_name(node) in _ALONG, _of_dimensions),
 )
 
@@ -246,8 +294,10 @@ def _replace(graph: fx.Graph, selection: fx.Node, dim: int, region: dict[fx.Node
                 (node.args, node.kwargs),
                 lambda arg, places=places: selected(arg, places[arg]) if arg in places else arg,
             )
-            if operator_name(node) in SHAPE_ONLY:
-                sizes = [-1 if i == own else size for i, size in enumerate(_value(node).shape)]
+            if _is_view(node):
+                sizes = [size if isinstance(size, int) else -1 for size in _other_sizes(node, own)]
+                count = _value(args[0]).shape[operands[0][1]]
+                sizes.insert(own, count if isinstance(count, int) else -1)
                 made[node, own] = add_call(graph, node, _aten.reshape.default, (args[0], sizes))
             else:
                 made[node, own] = add_call(graph, node, node.target, args, kwargs)

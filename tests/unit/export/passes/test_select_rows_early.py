@@ -181,20 +181,66 @@ def test_quantised_layers(dtype: str) -> None:
     assert rows_of_linears(model, torch.randn(2, 24, 64)) == [[2, 1, 64]]
 
 
-def test_attention_stays() -> None:
+class Attention(nn.Module):
+    """Of separate projections, or of one whose parts are unbound."""
+
+    def __init__(self, *, merged: bool = False, causal: bool = False, mask: torch.Tensor | None = None) -> None:
+        super().__init__()
+        self.merged, self.causal, self.mask = merged, causal, mask
+        self.q, self.k, self.v, self.o = (nn.Linear(16, 16) for _ in range(4))
+        self.qkv = nn.Linear(16, 48)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        batch, length, _ = x.shape
+        if self.merged:
+            q, k, v = self.qkv(x).reshape(batch, length, 3, 2, 8).permute(2, 0, 3, 1, 4).unbind(0)
+        else:
+            q, k, v = (each(x).view(batch, length, 2, 8).transpose(1, 2) for each in (self.q, self.k, self.v))
+        y = nn.functional.scaled_dot_product_attention(q, k, v, self.mask, is_causal=self.causal)
+        return (x + self.o(y.transpose(1, 2).reshape(batch, length, 16)))[:, 0]
+
+
+ALL, ONE = [2, 24, 16], [2, 1, 16]
+
+
+@pytest.mark.parametrize(
+    ("model", "rows"),
+    [
+        (Attention(), [ALL, ALL, ONE, ONE]),
+        (Attention(mask=torch.randn(24, 24)), [ALL, ALL, ONE, ONE]),
+        (Attention(mask=torch.randn(2, 1, 1, 24) > 0), [ALL, ALL, ONE, ONE]),
+        (Attention(merged=True), [ALL, ONE]),
+        # The first query sees one key, and the operator's diagonal would begin at the first of fewer.
+        (Attention(causal=True), [ALL, ALL, ALL, ONE]),
+    ],
+)
+def test_queries_of_attention(model: nn.Module, rows: list[list[int]]) -> None:
+    assert sorted(rows_of_linears(model, torch.randn(2, 24, 16))) == sorted(rows)
+
+
+def test_queries_that_are_keys_stay() -> None:
     class Model(nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.attention = nn.MultiheadAttention(16, 2, batch_first=True)
-            self.mlp = Mlp(lambda x: x[:, 0])
+            self.o = nn.Linear(16, 16)
 
         def forward(self, x: torch.Tensor) -> torch.Tensor:
-            y: torch.Tensor = self.mlp(x + self.attention(x, x, x, need_weights=False)[0])
+            y: torch.Tensor = self.o(nn.functional.scaled_dot_product_attention(x, x, x))[:, 0]
             return y
 
-    found = rows_of_linears(Model(), torch.randn(2, 24, 16))
-    assert [2, 1, 64] in found
-    assert found[-1] != found[0]
+    assert rows_of_linears(Model(), torch.randn(2, 24, 16)) == [ONE]
+
+
+def test_attention_over_batches_that_vary() -> None:
+    with torch.no_grad():
+        model = Attention().eval()
+        module = unlift(model, torch.randn(2, 24, 16), dynamic={"x": {0: Dim("batch")}})
+        assert select_rows_early(module).changed == ["select"]
+        close(module)
+        assert sum(rows[1] == 1 for rows in linears(module)) == 2
+        for batch in (1, 5):
+            x = torch.randn(batch, 24, 16)
+            assert_same(module(x), model(x), rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("kind", ["qwen3", "gpt2"])
