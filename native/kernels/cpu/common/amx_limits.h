@@ -8,8 +8,8 @@ namespace untorch::kernels {
 // The fewest rows of A: of bfloat16 and int8 GEMMs, of queries over pages, of output pixels of int8 convolutions.
 // Attention without pages and bfloat16 convolutions take tiles for one row, too.
 inline constexpr int kAmxFewestRows = 4, kAmxFewestPagedRows = 16, kAmxFewestInt8Pixels = 12;
-// Of W4A8 linear layers, whose weights are dequantized first (an estimate), and of experts in bfloat16, whose weights
-// are packed first.
+// Of W4A8 linear layers, whose weights are dequantized first, and of experts in bfloat16, whose weights are packed
+// first.
 inline constexpr int kAmxFewestW4A8Rows = 32, kAmxFewestGroupedRows = 4;
 // Bounds of a step along k, in words of 4 bytes.
 inline constexpr int kAmxMostWords = 16, kAmxFewestWords = 2, kAmxFewestInt8Words = 4;
