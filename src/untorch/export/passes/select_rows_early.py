@@ -94,7 +94,8 @@ def _selected_dim(node: fx.Node) -> int | None:
         dim = given["dim"] % before.dim()
     if dim == before.dim() - 1:
         return None
-    return dim if _hint(_count(node, dim)) * _FEWEST_ROWS <= _hint(before.shape[dim]) else None
+    rows, of = _hint(_count(node, dim)), _hint(before.shape[dim])
+    return dim if rows is not None and of is not None and rows * _FEWEST_ROWS <= of else None
 
 
 def _count(selection: fx.Node, dim: int) -> int | torch.SymInt:
@@ -102,8 +103,10 @@ def _count(selection: fx.Node, dim: int) -> int | torch.SymInt:
     return 1 if selection.target == _aten.select.int else _value(selection).shape[dim]
 
 
-def _hint(size: int | torch.SymInt) -> int:
-    return size if isinstance(size, int) else int(size.node.hint)
+def _hint(size: int | torch.SymInt) -> int | None:
+    """The example's size; None where it depends on values."""
+    hint: int | None = size if isinstance(size, int) else size.node.hint
+    return hint
 
 
 def _region(selection: fx.Node, dim: int, aliases: Aliases) -> dict[fx.Node, int]:

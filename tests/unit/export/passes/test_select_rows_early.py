@@ -142,6 +142,20 @@ def test_what_is_written_stays() -> None:
     assert select_rows_early(module).changed == []
 
 
+def test_counts_that_depend_on_values_stay() -> None:
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(16, 16)
+
+        def forward(self, x: torch.Tensor, wanted: torch.Tensor) -> torch.Tensor:
+            y: torch.Tensor = self.layer(x)[:, wanted.nonzero()[:, 0]]
+            return y
+
+    module = unlift(Model(), torch.randn(2, 24, 16), torch.arange(24) == 3)
+    assert select_rows_early(module).changed == []
+
+
 def test_without_layers_nothing_changes() -> None:
     class Model(nn.Module):
         def forward(self, x: torch.Tensor) -> torch.Tensor:
