@@ -13,7 +13,7 @@ import untorch
 from tests import recipe_models
 from untorch.export import CompileError, export_folder
 from untorch.export.recipes import build, source
-from untorch.export.recipes.hub import is_model_name, library_model
+from untorch.export.recipes.hub import is_model_name, library_model, unread_weights
 from untorch.export.recipes.image import image_steps
 from untorch.export.recipes.sentence_transformers import Modules, read_modules
 from untorch.export.recipes.source import read_source
@@ -243,12 +243,15 @@ def test_hub_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
     asked = []
 
-    def download(name: str, allow_patterns: list[str]) -> str:
+    def download(name: str, allow_patterns: list[str], ignore_patterns: list[str]) -> str:
         asked.append(name)
         assert "*.safetensors" in allow_patterns
+        assert ignore_patterns == ["model.fp[[]8].safetensors"]
         return str(folder_of(tmp_path, "NewForThings"))
 
     monkeypatch.setattr(huggingface_hub, "snapshot_download", download)
+    files = ["model.fp[8].safetensors", "model.safetensors"]
+    monkeypatch.setattr(huggingface_hub, "list_repo_files", lambda name: files)
     with pytest.raises(CompileError, match="no task is known for NewForThings"):
         export_folder("org/model", tmp_path / "m.pt2")
     assert asked == ["org/model"]
@@ -257,10 +260,33 @@ def test_hub_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         raise ConnectionError("no network")
 
     monkeypatch.setattr(huggingface_hub, "snapshot_download", fail)
+    monkeypatch.setattr(huggingface_hub, "list_repo_files", fail)
     with pytest.raises(
         CompileError, match="there is no such folder, and it cannot be downloaded: ConnectionError: no net"
     ):
         export_folder("org/model", tmp_path / "m.pt2")
+
+
+@pytest.mark.parametrize(
+    ("read", "unread"),
+    [
+        (["config.json", "model.safetensors"], []),
+        (["model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"], []),
+        (["only.fp16.safetensors"], []),
+        (
+            ["unet/model.safetensors", "vae/model-00001-of-00002.safetensors", "vae/other.safetensors"],
+            ["unet/model.fp16.safetensors", "vae/model.non_ema-00001-of-00002.safetensors"],
+        ),
+        (["model-00001-of-00003.safetensors"], ["consolidated.safetensors", "consolidated-00001-of-00003.safetensors"]),
+        (["consolidated.safetensors"], []),
+        (
+            ["model_index.json", "unet/model.safetensors"],
+            ["v1-5-pruned.safetensors", "v1-5-pruned-emaonly.safetensors"],
+        ),
+    ],
+)
+def test_weights_that_lie_there_twice(read: list[str], unread: list[str]) -> None:
+    assert unread_weights([*unread, *read]) == unread
 
 
 def test_library_models_that_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

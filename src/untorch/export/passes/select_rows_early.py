@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -131,9 +132,7 @@ def _region(selection: fx.Node, dim: int, aliases: Aliases) -> dict[fx.Node, int
         for operand, place in operands:
             wanted.setdefault(operand, set()).add(place)
     # Rows cannot be selected of several tensors at once.
-    return {
-        node: own for node, own in region.items() if node.target is not operator.getitem or node.args[0] in region
-    }
+    return {node: own for node, own in region.items() if node.target is not operator.getitem or node.args[0] in region}
 
 
 def _backwards(node: fx.Node) -> Iterator[fx.Node]:
@@ -292,11 +291,8 @@ def _replace(graph: fx.Graph, selection: fx.Node, dim: int, region: dict[fx.Node
             own = region[node]
             operands = _operands(node, own)
             assert operands is not None
-            places = dict(operands)
-            args, kwargs = fx.map_arg(
-                (node.args, node.kwargs),
-                lambda arg, places=places: selected(arg, places[arg]) if arg in places else arg,
-            )
+            rows = {operand: selected(operand, place) for operand, place in operands}
+            args, kwargs = fx.map_arg((node.args, node.kwargs), partial(_in_place_of, rows))
             if _is_view(node):
                 sizes = [size if isinstance(size, int) else -1 for size in _other_sizes(node, own)]
                 count = _value(args[0]).shape[operands[0][1]]
@@ -315,6 +311,10 @@ def _replace(graph: fx.Graph, selection: fx.Node, dim: int, region: dict[fx.Node
         for check in list(node.users):
             graph.erase_node(check)
         graph.erase_node(node)
+
+
+def _in_place_of(rows: dict[fx.Node, fx.Node], node: fx.Node) -> fx.Node:
+    return rows.get(node, node)
 
 
 def _select(graph: fx.Graph, selection: fx.Node, source: fx.Node, dim: int) -> fx.Node:

@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
+import glob
 import importlib
 import os
 import re
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from untorch.export.errors import CompileError
 from untorch.runtime.errors import UnsupportedError
 
-__all__ = ["LIBRARIES", "import_library", "is_model_name", "library_model", "read_folder"]
+__all__ = ["LIBRARIES", "import_library", "is_model_name", "library_model", "read_folder", "unread_weights"]
 
 LIBRARIES = ("timm", "torchvision")
 _NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 # What recipes read. Weights of other formats are left where they are.
 _FILES = ("*.json", "*.safetensors", "*.txt", "*.model", "*.jinja", "*/config.json", "*/model.safetensors")
+# model.fp16.safetensors, model.non_ema-00001-of-00002.safetensors
+_VARIANT = re.compile(r"(.*/)?([^/.]+)\.[^/.]+?(-\d+-of-\d+)?\.safetensors")
 
 
 def is_model_name(given: Any) -> bool:
@@ -60,11 +64,35 @@ def read_folder(given: Any) -> Any:
             "huggingface_hub: pip install huggingface_hub"
         ) from error
     try:
+        unread = unread_weights(huggingface_hub.list_repo_files(given))
+    except Exception:  # without a network there may be a copy all the same
+        unread = []
+    try:
         # Errors of the network are those of whatever client it uses.
-        return Path(huggingface_hub.snapshot_download(given, allow_patterns=[*_FILES]))
+        ignored = [glob.escape(name) for name in unread]
+        return Path(huggingface_hub.snapshot_download(given, allow_patterns=[*_FILES], ignore_patterns=ignored))
     except Exception as error:
         text = " ".join(str(error).split())
         raise CompileError(
             f"export_folder: {given}: there is no such folder, and it cannot be downloaded: {type(error).__name__}: "
             f"{text:.200}: pass the path of a folder"
         ) from error
+
+
+def unread_weights(names: Sequence[str]) -> list[str]:
+    """Of a repository's files, weights that lie there a second time.
+
+    Those are variants in another dtype or without averaging beside the plain file, Mistral's consolidated checkpoint
+    beside transformers' own, and a diffusion model in one file beside the folders of its parts.
+    """
+    known, found = set(names), []
+    for name in names:
+        folder, _, last = name.rpartition("/")
+        variant = _VARIANT.fullmatch(name)
+        plain = variant is not None and f"{variant[1] or ''}{variant[2]}{variant[3] or ''}.safetensors" in known
+        weights = [other for other in names if other.rpartition("/")[0] == folder and other.endswith(".safetensors")]
+        own = any(not other.rpartition("/")[2].startswith("consolidated") for other in weights)
+        whole = not folder and "model_index.json" in known
+        if last.endswith(".safetensors") and (plain or whole or (last.startswith("consolidated") and own)):
+            found.append(name)
+    return found
