@@ -3,8 +3,7 @@
     (x + mlp(norm(x)))[rows]  =  x[rows] + mlp(norm(x[rows]))
 
 A classifier reads one token of what its last layer computes, and a language model's prefill the last one of each
-sequence. The selection moves up, to where rows are mixed: the keys and values of the last layer's
-attention.
+sequence. The selection moves up, to where rows are mixed: the keys and values of the last layer's attention.
 """
 
 from __future__ import annotations
@@ -61,17 +60,15 @@ _ALONG = {
 def select_rows_early(module: fx.GraphModule) -> PassReport:
     """Runs the pass in place."""
     report = PassReport("select_rows_early")
-    found = [node for node in module.graph.nodes if _selected_dim(node) is not None]
-    if not found:
-        return report
-    aliases = Aliases(module.graph)
-    for node in found:
-        dim = _selected_dim(node)
-        assert dim is not None
+    found = [(node, dim) for node in module.graph.nodes if (dim := _selected_dim(node)) is not None]
+    aliases: Aliases | None = None
+    for node, dim in found:
+        aliases = aliases or Aliases(module.graph)
         region = _region(node, dim, aliases)
         if any(each.target in _LINEARS for each in region):
             _replace(module.graph, node, dim, region)
             report.changed.append(node.name)
+            aliases = None
     return report
 
 

@@ -167,6 +167,19 @@ def test_without_layers_nothing_changes() -> None:
     assert targets(module) == before
 
 
+def test_one_selection_after_another() -> None:
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.second, self.third = (nn.Linear(16, 16) for _ in range(3))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            y: torch.Tensor = self.second(self.first(x)[:, 3])  # of 9 x 24 x 16
+            return self.third(y)[1]
+
+    assert rows_of_linears(Model(), torch.randn(9, 24, 16)) == [[1, 1, 16], [1, 16], [1, 16]]
+
+
 def test_sizes_that_vary() -> None:
     dynamic = {"x": {0: Dim("batch"), 1: Dim("tokens", min=2)}}
     with torch.no_grad():
