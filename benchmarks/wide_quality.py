@@ -1,4 +1,4 @@
-"""What do int4 and NVFP4 cost the layers of a real model that is wider than MiniLM, on real data?
+"""What do int4, NVFP4 and int8 cost the layers of a real model that is wider than MiniLM, on real data?
 
 AntiBERTy: BERT for antibodies, width 512 and 2048, 8 layers. PyPI's antiberty below 1.0 holds its weights (97 MB, 26
 million parameters): pip install --no-deps "antiberty<1". The data are variable domains of three approved antibodies.
@@ -40,6 +40,7 @@ CASES: tuple[tuple[str, dict[str, Any]], ...] = (
     ("int4, hqq, 32", {"dtype": "int4", "method": "hqq", "group_size": 32}),
     ("nvfp4, rtn", {"dtype": "nvfp4", "method": "rtn"}),
     ("nvfp4, search", {"dtype": "nvfp4", "method": "search"}),
+    ("int8", {"dtype": "int8"}),
 )
 KINDS = {
     "attention.self": "q, k, v",
