@@ -8,7 +8,7 @@ installed, in the Triton Inference Server (serve_triton.py) and KServe's Python 
 turns in short rounds; one computes at a time. Clients use the same cores.
 
 What one client waits for beside the model is told by turns of a quarter of a second: plain calls in this process, and
-the same calls of a server.
+the same calls of a server, by a client that waits on its socket.
 """
 
 from __future__ import annotations
@@ -111,7 +111,7 @@ def overhead(call: Callable[[], object], port: int, turns: int) -> tuple[float, 
         while (begin := time.perf_counter()) < end:
             call()
             plain.append(time.perf_counter() - begin)
-        served, _ = asyncio.run(load(port, 1, TURN))
+        served = answers(port, TURN)
         pairs.append((numpy.median(plain) * 1e3, numpy.median(served) * 1e3))
     between = numpy.median([b - a for a, b in pairs])
     return float(numpy.median([a for a, _ in pairs])), float(numpy.median([b for _, b in pairs])), float(between)
@@ -164,6 +164,26 @@ async def load(port: int, clients: int, seconds: float) -> tuple[list[float], fl
     request, begin = message(), time.perf_counter()
     await asyncio.gather(*(client(port, request, begin + seconds, times) for _ in range(clients)))
     return times, time.perf_counter() - begin
+
+
+def answers(port: int, seconds: float) -> list[float]:
+    """Times of a client that waits on its socket, which adds no event loop to the server's."""
+    times: list[float] = []
+    request = message()
+    with socket.create_connection(("127.0.0.1", port)) as connection, connection.makefile("rb") as reader:
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        end = time.perf_counter() + seconds
+        while (begin := time.perf_counter()) < end:
+            connection.sendall(request)
+            length, status = 0, reader.readline()
+            while (line := reader.readline()) != b"\r\n":
+                if line.lower().startswith(b"content-length:"):
+                    length = int(line[15:])
+            body = reader.read(length)
+            times.append(time.perf_counter() - begin)
+            if not status.startswith(b"HTTP/1.1 200"):
+                raise RuntimeError(f"the server answered {status!r} {body[:200]!r}")
+    return times
 
 
 def start(contestant: Contestant, folder: pathlib.Path) -> tuple[subprocess.Popen[bytes], int]:
