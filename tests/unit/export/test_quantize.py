@@ -663,6 +663,25 @@ class Convolution(nn.Module):
         return y
 
 
+class OnlyExperts(nn.Module):
+    """Experts as transformers has them, and no linear layer: a router may be anything."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.experts = nn.Module()
+        self.experts.gate_up_proj = nn.Parameter(torch.randn(4, 64, 64))
+        self.experts.down_proj = nn.Parameter(torch.randn(4, 64, 32))
+        self.experts.act_fn = nn.SiLU()
+
+
+@pytest.mark.parametrize("dtype", ["int4", "nvfp4"])
+def test_experts_are_layers(dtype: str) -> None:
+    method = Method("forward", OnlyExperts(), (torch.ones(1, 64),))
+    options = {"forward": QuantizeOptions(dtype)}  # type: ignore[arg-type]
+    [made] = quantize_methods([method], options, Progress(False), by_name=False)
+    assert type(made.model.experts).__name__ in ("Int4Experts", "NVFP4Experts")  # type: ignore[union-attr]
+
+
 def test_convolutions_without_calibration_are_in_the_report() -> None:
     method = Method("forward", Convolution(), (torch.ones(1, 3, 4, 4),))
     other = Method("other", nn.Sequential(nn.Linear(4, 64)), (torch.ones(1, 4),))
