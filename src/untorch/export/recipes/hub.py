@@ -85,14 +85,25 @@ def unread_weights(names: Sequence[str]) -> list[str]:
     Those are variants in another dtype or without averaging beside the plain file, Mistral's consolidated checkpoint
     beside transformers' own, and a diffusion model in one file beside the folders of its parts.
     """
-    known, found = set(names), []
-    for name in names:
-        folder, _, last = name.rpartition("/")
-        variant = _VARIANT.fullmatch(name)
-        plain = variant is not None and f"{variant[1] or ''}{variant[2]}{variant[3] or ''}.safetensors" in known
-        weights = [other for other in names if other.rpartition("/")[0] == folder and other.endswith(".safetensors")]
-        own = any(not other.rpartition("/")[2].startswith("consolidated") for other in weights)
-        whole = not folder and "model_index.json" in known
-        if last.endswith(".safetensors") and (plain or whole or (last.startswith("consolidated") and own)):
-            found.append(name)
-    return found
+    known = {name for name in names if name.endswith(".safetensors")}
+    own = {_folder(name) for name in known if not _is_consolidated(name)}
+    in_parts = "model_index.json" in names
+
+    def is_variant(name: str) -> bool:
+        parts = _VARIANT.fullmatch(name)
+        return parts is not None and f"{parts[1] or ''}{parts[2]}{parts[3] or ''}.safetensors" in known
+
+    return [
+        name
+        for name in names
+        if name in known
+        and (is_variant(name) or (in_parts and not _folder(name)) or (_is_consolidated(name) and _folder(name) in own))
+    ]
+
+
+def _folder(name: str) -> str:
+    return name.rpartition("/")[0]
+
+
+def _is_consolidated(name: str) -> bool:
+    return name.rpartition("/")[2].startswith("consolidated")
