@@ -249,12 +249,10 @@ def _of_transpose(node: fx.Node, dim: int) -> _Operands:
 
 def _of_attention(node: fx.Node, dim: int) -> _Operands:
     """Queries, and the rows of a mask."""
-    query, key, value, mask = list(arguments_of(node).values())[:4]
-    causal, dropout = (arguments_of(node).get(name) for name in ("is_causal", "dropout_p"))
-    shape = _value(node).shape
-    if node.target == ATTENTION:
-        causal = arguments_of(node)["causal"]
-    if dim != len(shape) - 2 or causal or dropout or query in (key, value):
+    given, shape = arguments_of(node), _value(node).shape
+    query, key, value, mask = list(given.values())[:4]
+    causal = given.get("is_causal", given.get("causal"))
+    if dim != len(shape) - 2 or causal or given.get("dropout_p") or query in (key, value):
         return None
     of_mask = [] if mask is None else _aligned([mask], [*shape[:-1], _value(mask).shape[-1]], dim)
     return None if of_mask is None else [(query, dim), *of_mask]

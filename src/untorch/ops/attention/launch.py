@@ -37,8 +37,8 @@ _LOG2_E = 1.4426950408889634
 # So much of keys and values may be in use by programs that run together: less than half of the L2 cache.
 _CACHED_BYTES = 16 << 20
 _COMBINE_BLOCK = 32
-# With so many keys for each row, splitting them pays.
-_DECODE_KEYS = 8
+# Splitting keys pays for fewer rows than these, and for more of them from so many keys a row on.
+_FEW_DECODE_ROWS, _DECODE_KEYS = 16, 8
 _MOST_ALIGNED = 16  # elements
 
 
@@ -47,7 +47,7 @@ def uses_decode(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool)
     rows = q.shape[1] // k.shape[1] * q.shape[2]
     if causal or not _known(rows <= decode_rows(q.element_size(), _widest(q, v))):
         return False
-    return _known(rows < 16) or not _known(k.shape[2] <= _DECODE_KEYS * rows)
+    return _known(rows < _FEW_DECODE_ROWS) or not _known(k.shape[2] <= _DECODE_KEYS * rows)
 
 
 def launch(
