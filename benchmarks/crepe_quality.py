@@ -133,7 +133,7 @@ def main() -> None:
                 ]
             )  # fmt: skip
     columns = ["Model", "Format", "Mean cosine", "Min. cosine", "Cents, median", "Frames > 50 cents", "Voicing changed"]
-    note = f"{len(speech)} frames of speech, {int(voiced.sum())} of them voiced for the larger model, beside float32."
+    note = f"{len(speech)} frames of speech, {int(voiced.sum())} of them voiced for the last model, beside float32."
     report.tables["crepe_quality"] = Table(columns, rows, note)
     report.write(options.output or (WORK / "results" if options.quick else RESULTS))
 
