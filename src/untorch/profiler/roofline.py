@@ -20,6 +20,7 @@ __all__ = ["Roofline", "measure_roofline"]
 _FLOAT32, _BFLOAT16 = 6, 15  # PyTorch's codes
 _CPU, _CUDA = 0, 1
 _READ_BYTES = 256 << 20
+_COPY_BYTES = 1 << 30
 _CPU_SIZE, _CUDA_SIZE = 1024, 8192
 _REPEATS = 5
 
@@ -81,9 +82,9 @@ def _gemm_rate(library: ctypes.CDLL, kind: str, size: int, index: int) -> float:
     if not _core.has_symbol(function):
         raise UnsupportedError(f"the roofline of {kind}: libuntorch.so has no {function}")
     on_gpu = kind == "cuda"
+    # int16 for bfloat16, which __cuda_array_interface__ does not know.
     matrices: list[Any] = [
-        _core.create("bfloat16" if on_gpu else "float32", (size, size), index if on_gpu else None, True)
-        for _ in range(3)
+        _core.create("int16" if on_gpu else "float32", (size, size), index if on_gpu else None, True) for _ in range(3)
     ]
     handles = [ctypes.c_void_p() for _ in matrices]
     try:
@@ -109,13 +110,13 @@ def _gemm_rate(library: ctypes.CDLL, kind: str, size: int, index: int) -> float:
 
 def _copy_rate(index: int) -> float:
     """Bytes a second of a copy on the GPU, read and written."""
-    source = _core.create("uint8", (1 << 30,), index, True)
-    target = _core.create("uint8", (1 << 30,), index, True)
+    source = _core.create("uint8", (_COPY_BYTES,), index, True)
+    target = _core.create("uint8", (_COPY_BYTES,), index, True)
 
     def copy() -> None:
-        target.assign(source)
+        target.assign(source, index)
 
-    return 2.0 * (1 << 30) / _best_seconds(copy, index)
+    return 2.0 * _COPY_BYTES / _best_seconds(copy, index)
 
 
 def _best_seconds(call: Any, index: int | None) -> float:
