@@ -12,29 +12,49 @@ using namespace untorch::shims;
 namespace {
 
 // hidden_states float32, bfloat16 or float16 [M, K] with a dense last dimension; topk_weights float32 and topk_ids
-// int32 [M, top_k]; w13 uint8 [E, 2·I, K/2] and w2 [E, K, I/2]; their scales float8_e4m3fn, a sixteenth as wide;
-// w13_global float32 [E] or [E, 2], w2_global [E]; biases float32 [E, 2·I] and [E, K]; all dense but the first. alpha
-// and beta finite in float32, the limit above 0.
-Nvfp4MoeShape check_nvfp4_moe(const char* op, const Nvfp4MoeArguments& given) {
+// int32 [M, top_k]; w13 uint8 [E, 2·I, K/2] and w2 [E, K, I/2]; their scales float8_e4m3fn, a sixteenth as wide; or, on
+// the CPU, all rows in w4a8_linear's layout, whose words are int32. w13_global float32 [E] or [E, 2], w2_global [E];
+// biases float32 [E, 2·I] and [E, K]; all dense but the first. alpha and beta finite in float32, the limit above 0.
+Nvfp4MoeShape check_nvfp4_moe(const Op& op, const Nvfp4MoeArguments& given) {
   check_float_rows(op, "hidden_states", given.hidden_states);
   check_rank(op, "hidden_states", given.hidden_states, 2);
   check_rank(op, "topk_weights", given.topk_weights, 2);
   check_rank(op, "w13", given.w13, 3);
   Nvfp4MoeShape out;
   out.tokens = given.hidden_states.size(0), out.k = given.hidden_states.size(1);
-  out.experts = given.w13.size(0), out.intermediate = given.w13.size(1) / 2, out.top_k = given.topk_weights.size(1);
+  out.integers = !op.on_cuda() && given.w13.dtype() == DType::kInt32;
+  if (out.integers) {
+    check(given.w13_global.dim() > 0 && given.w13_global.size(0) > 0, op,
+          ": argument 'w13_global' must have shape [experts] or [experts, 2], got ",
+          to_string(given.w13_global.sizes()));
+    out.experts = given.w13_global.size(0);
+  } else {
+    out.experts = given.w13.size(0);
+  }
+  const std::int64_t rows = out.integers ? given.w13.size(0) * 16 / out.experts : given.w13.size(1);
+  out.intermediate = rows / 2, out.top_k = given.topk_weights.size(1);
   check(out.k > 0 && out.k % kNvfp4Block == 0, op,
         ": argument 'hidden_states' must have a multiple of 16 in its last dimension, got shape ",
         to_string(given.hidden_states.sizes()));
-  check(out.intermediate > 0 && out.intermediate % kNvfp4Block == 0 && given.w13.size(1) % 2 == 0, op,
-        ": argument 'w13' must have two times a multiple of 16 rows, got shape ", to_string(given.w13.sizes()));
+  check(out.intermediate > 0 && out.intermediate % kNvfp4Block == 0 && rows % 2 == 0, op,
+        ": argument 'w13' must have two times a multiple of 16 rows", out.integers ? " for each expert" : "",
+        ", got shape ", to_string(given.w13.sizes()));
   const std::int64_t e = out.experts, k = out.k, i = out.intermediate;
   check_is(op, "topk_weights", given.topk_weights, DType::kFloat32, Dims{out.tokens, out.top_k});
   check_is(op, "topk_ids", given.topk_ids, DType::kInt32, Dims{out.tokens, out.top_k});
-  check_is(op, "w13", given.w13, DType::kUInt8, Dims{e, 2 * i, k / 2});
-  check_is(op, "w13_scale", given.w13_scale, DType::kFloat8E4M3FN, Dims{e, 2 * i, k / kNvfp4Block});
-  check_is(op, "w2", given.w2, DType::kUInt8, Dims{e, k, i / 2});
-  check_is(op, "w2_scale", given.w2_scale, DType::kFloat8E4M3FN, Dims{e, k, i / kNvfp4Block});
+  const auto check_weight = [&](const char* name, const Tensor& weight, const char* scale_name, const Tensor& scale,
+                                std::int64_t n, std::int64_t inputs) {
+    if (out.integers) {
+      const std::int64_t panels = e * n / 16, padded = (inputs + 31) / 32 * 32;
+      check_is(op, name, weight, DType::kInt32, Dims{panels, padded / 8, 16});
+      check_is(op, scale_name, scale, DType::kFloat8E4M3FN, Dims{panels, padded / kNvfp4Block, 16});
+    } else {
+      check_is(op, name, weight, DType::kUInt8, Dims{e, n, inputs / 2});
+      check_is(op, scale_name, scale, DType::kFloat8E4M3FN, Dims{e, n, inputs / kNvfp4Block});
+    }
+  };
+  check_weight("w13", given.w13, "w13_scale", given.w13_scale, 2 * i, k);
+  check_weight("w2", given.w2, "w2_scale", given.w2_scale, k, i);
   out.two_scales = given.w13_global.dim() == 2;
   check_is(op, "w13_global", given.w13_global, DType::kFloat32, out.two_scales ? Dims{e, 2} : Dims{e});
   check_is(op, "w2_global", given.w2_global, DType::kFloat32, Dims{e});
@@ -56,7 +76,7 @@ TensorPtr nvfp4_moe_cpu(const char* op, const Nvfp4MoeArguments& given, const Nv
   p.w13 = bytes_of(given.w13), p.w13_scale = bytes_of(given.w13_scale);
   p.w2 = bytes_of(given.w2), p.w2_scale = bytes_of(given.w2_scale);
   p.w13_global = given.w13_global.data<float>(), p.w2_global = given.w2_global.data<float>();
-  p.two_scales = shape.two_scales;
+  p.two_scales = shape.two_scales, p.integers = shape.integers;
   if (given.w13_bias != nullptr) p.w13_bias = given.w13_bias->data<float>();
   if (given.w2_bias != nullptr) p.w2_bias = given.w2_bias->data<float>();
   p.swiglu = given.swiglu.for_cpu();

@@ -9,6 +9,7 @@ namespace untorch::shims {
 
 struct Nvfp4MoeShape : MoeShape {
   bool two_scales = false;  // gate and up have a global scale each
+  bool integers = false;    // w4a8_linear's layout, on the CPU alone
 };
 
 struct Nvfp4MoeArguments : MoeArguments {

@@ -9,12 +9,13 @@ from typing import Any
 import torch
 import transformers
 
+from tests.native.nvfp4_panels import packed_for_integers
 from tests.unit.llm.fake import byte_tokenizer
 from untorch.ops.int4_layout import unpack_int4
 from untorch.ops.kv_pages import dequantize_rows, quantize_rows
 from untorch.ops.w4a8 import W4A8_PART, quantize_parts
 from untorch.ops.w4a8_layout import pack_w4a8
-from untorch.quant import Int4Experts, Int4Linear, NVFP4Linear
+from untorch.quant import Int4Experts, Int4Linear, NVFP4Linear, NVFP4MoE
 
 # What packages are for: "cuda" on machines with a GPU, `make test-gpu-llm`.
 DEVICE = os.environ.get("UNTORCH_TEST_DEVICE", "cpu")
@@ -222,6 +223,12 @@ def round_inputs(model: Any) -> None:
                 packed, packed_scales = pack_w4a8(values, scales)
                 setattr(layer, name, packed)
                 setattr(layer, f"{name}_scale_and_zero", packed_scales)
+        elif isinstance(layer, NVFP4MoE):  # likewise
+            names = ("w13", "w13_scale", "w2", "w2_scale", "w13_global", "w2_global")
+            for name, part in zip(
+                names, packed_for_integers(tuple(getattr(layer, name) for name in names)), strict=True
+            ):
+                setattr(layer, name, part)
 
 
 def tokenizer() -> bytes:

@@ -11,13 +11,14 @@ import pytest
 from tests.conformance.language_models import make_model, round_inputs
 from tests.conformance.test_llm_int4_experts import check_tokens
 from untorch.export import causal_lm
-from untorch.quant import NVFP4Linear, quantize
+from untorch.quant import NVFP4Linear, NVFP4MoE, quantize
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 
 
-def test_tokens_of_generate(tmp_path: Path) -> None:
-    model: Any = make_model("Qwen3")
+@pytest.mark.parametrize("name", ["Qwen3", "Qwen3Moe", pytest.param("GptOss", marks=pytest.mark.exhaustive)])
+def test_tokens_of_generate(name: str, tmp_path: Path) -> None:
+    model: Any = make_model(name)
     path = tmp_path / "m.pt2"
     report = causal_lm(model, path, token_counts=(16,), quantize="nvfp4", progress=False)
     [method] = report.methods.values()
@@ -26,5 +27,8 @@ def test_tokens_of_generate(tmp_path: Path) -> None:
     rounded = copy.deepcopy(model)
     quantize(rounded, "nvfp4", progress=False)
     assert any(isinstance(part, NVFP4Linear) for part in rounded.modules())
+    if name != "Qwen3":
+        assert "aoti_torch_cpu_nvfp4_moe" in method.operators
+        assert any(isinstance(part, NVFP4MoE) for part in rounded.modules())
     round_inputs(rounded)
     check_tokens(path, rounded, model)

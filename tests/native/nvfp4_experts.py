@@ -9,8 +9,9 @@ from typing import Any
 
 import torch
 
-from tests.native.nvfp4_weights import BF16, E4M3, F16, F32, random_weight
+from tests.native.nvfp4_weights import BF16, E4M3, F16, F32, I32, random_weight
 from tests.native.shim import Opt
+from tests.native.test_w4a8 import multiplied
 from untorch.ops.nvfp4_layout import dequantize_nvfp4
 
 NAMES = ("hidden_states", "topk_weights", "topk_ids", "w13", "w13_scale", "w2", "w2_scale", "w13_global", "w2_global")
@@ -62,6 +63,41 @@ def random_experts(e: int, k: int, width: int, two: bool, seed: int = 0) -> tupl
     generator = torch.Generator().manual_seed(seed)
     globals_ = [torch.rand(shape, generator=generator) * 0.1 + 0.01 for shape in ((e, 2) if two else (e,), (e,))]
     return (*random_weight(e, 2 * width, k, seed=seed), *random_weight(e, k, width, seed=seed), *globals_)
+
+
+def by_integers_in_float64(
+    x: torch.Tensor, topk_weights: torch.Tensor, topk_ids: torch.Tensor, *weights: torch.Tensor, swiglu: SwiGLU = SILU
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The result with the inputs of both GEMMs as CPUs round them, from weights that are not packed; and a bound of its
+    sums, with what a value between two steps may add, which may be rounded to either.
+    """
+    w13, w13_scale, w2, w2_scale, w13_global, w2_global = weights
+    width = w13.shape[1] // 2
+    y, size = (torch.zeros(x.shape, dtype=torch.float64) for _ in range(2))
+    none = torch.zeros((), dtype=torch.float64)
+
+    def rounded(rows: torch.Tensor) -> torch.Tensor:
+        return multiplied(rows, -(-rows.shape[-1] // 32) * 32)[:, : rows.shape[-1]]
+
+    for expert in topk_ids.unique().tolist():
+        if expert < 0:
+            continue
+        tokens, places = torch.where(topk_ids == expert)
+        factors = topk_weights[tokens, places].double()[:, None]
+        world = w13_global[expert].reshape(-1).expand(2).repeat_interleave(width)
+        first = dequantize_nvfp4(w13[expert], w13_scale[expert], world, torch.float64)
+        second = dequantize_nvfp4(w2[expert], w2_scale[expert], w2_global[expert], torch.float64)
+        b13, b2 = (none if bias is None else bias[expert].double() for bias in (swiglu.w13_bias, swiglu.w2_bias))
+        rows = rounded(x[tokens])
+        gate, up = (rows @ first.t() + b13).chunk(2, -1)
+        most_gate, most_up = (rows.abs() @ first.abs().t() + b13.abs()).chunk(2, -1)
+        act = swiglu.of(gate, up)
+        y.index_add_(0, tokens, factors * (rounded(act) @ second.t() + b2))
+        most = most_gate * (most_up + abs(swiglu.beta))
+        bound = most @ second.abs().t() + b2.abs()
+        bound = bound + act.abs().amax(-1, keepdim=True) / 127 * second.abs().amax() * 2.0**19
+        size.index_add_(0, tokens, factors.abs() * bound)
+    return y, size
 
 
 def random_routing(m: int, top_k: int, e: int, low: int = 0, seed: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
@@ -124,7 +160,7 @@ def moe_in_float64(
     return y, size, relative, least
 
 
-def moe_refusals(make: Callable[..., torch.Tensor]) -> list[tuple[Args, str]]:
+def moe_refusals(make: Callable[..., torch.Tensor], on_gpu: bool = True) -> list[tuple[Args, str]]:
     """Arguments that ``nvfp4_moe`` refuses, and its words. make(*shape, dtype=…) gives a tensor on the device."""
     u8 = torch.uint8
 
@@ -179,6 +215,25 @@ def moe_refusals(make: Callable[..., torch.Tensor]) -> list[tuple[Args, str]]:
         (SwiGLU(limit=-7.0), "argument 'swiglu_limit' must be above 0, or null for no limit, got -7"),
         (SwiGLU(limit=math.nan), "argument 'swiglu_limit' must be above 0, or null for no limit, got nan"),
     ]  # fmt: skip
+    if not on_gpu:
+        words = {
+            "w13": make(16, 4, 16, dtype=I32), "w13_scale": make(16, 2, 16, dtype=E4M3),
+            "w2": make(8, 4, 16, dtype=I32), "w2_scale": make(8, 2, 16, dtype=E4M3),
+        }  # fmt: skip
+        of_integers: list[tuple[dict[str, torch.Tensor | None], str]] = [
+            ({"w13_global": make()}, "argument 'w13_global' must have shape [experts] or [experts, 2], got []"),
+            ({"w13": make(6, 4, 16, dtype=I32)},
+             "argument 'w13' must have two times a multiple of 16 rows for each expert, got shape [6, 4, 16]"),
+            ({"w13": make(16, 8, 16, dtype=I32)}, "argument 'w13' must have shape [16, 4, 16], got [16, 8, 16]"),
+            ({"w13_scale": make(16, 2, 16, dtype=torch.uint8)},
+             "argument 'w13_scale' must be float8_e4m3fn, got uint8"),
+            ({"w2": make(4, 32, 16, dtype=torch.uint8)}, "argument 'w2' must be int32, got uint8"),
+            ({"w2_scale": make(8, 1, 16, dtype=E4M3)}, "argument 'w2_scale' must have shape [8, 2, 16], got [8, 1, 16]"),
+        ]  # fmt: skip
+        cases += [(words | changed, text) for changed, text in of_integers]
+    else:
+        cases += [({"w13": make(16, 4, 16, dtype=I32)},
+                   "argument 'w13' must have two times a multiple of 16 rows, got shape [16, 4, 16]")]  # fmt: skip
     refused = [(given(changed, SILU), text) for changed, text in cases]
     refused += [(given({}, swiglu), text) for swiglu, text in numbers]
     return [(args, f"nvfp4_moe: {text}") for args, text in refused]

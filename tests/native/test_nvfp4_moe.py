@@ -1,4 +1,4 @@
-"""NVFP4 MoE (fused experts) on the CPU, against float64."""
+"""NVFP4 MoE (fused experts) on the CPU, in both layouts, against float64."""
 
 from __future__ import annotations
 
@@ -14,12 +14,14 @@ from tests.native.nvfp4_experts import (
     SILU,
     Args,
     SwiGLU,
+    by_integers_in_float64,
     in_float64,
     moe_refusals,
     random_experts,
     random_routing,
     random_swiglu,
 )
+from tests.native.nvfp4_panels import packed_for_integers
 from tests.native.nvfp4_weights import BF16, F16, F32
 from tests.native.shim import ShimError, call
 
@@ -69,6 +71,49 @@ def test_nvfp4_moe(data: st.DataObject) -> None:
     assert torch.equal(moe(x, factors, ids, *weights, swiglu=swiglu), got)
 
 
+@pytest.mark.slow
+@settings(max_examples=80, deadline=None)
+@given(data=st.data())
+def test_by_integers(data: st.DataObject) -> None:
+    draw = data.draw
+    e, k, width = draw(st.sampled_from([1, 3, 16, 64])), 16 * draw(st.integers(1, 9)), 16 * draw(st.integers(1, 6))
+    m, top_k, seed = draw(st.sampled_from([0, 1, 2, 7, 40])), draw(st.integers(1, 8)), draw(st.integers(0, 99))
+    dtype = draw(st.sampled_from([F32, BF16, F16]))
+    weights = random_experts(e, k, width, draw(st.booleans()), seed)
+    factors, ids = random_routing(m, top_k, e, draw(st.sampled_from([-1, 0])), seed)
+    if draw(st.booleans()):
+        ids[:] = e - 1  # all on one expert
+    x = torch.randn((m, k + 5), generator=torch.Generator().manual_seed(seed)).to(dtype)
+    x = x[:, 5:] if draw(st.booleans()) else x[:, :k].contiguous()
+    swiglu = draw(swiglus(e, k, width))
+    packed = packed_for_integers(weights)
+    got = moe(x, factors, ids, *packed, swiglu=swiglu)
+    assert (got.shape, got.dtype, got.is_contiguous()) == ((m, k), dtype, True)
+    want, size = by_integers_in_float64(x, factors, ids, *weights, swiglu=swiglu)
+    least = torch.finfo(dtype).smallest_normal * ROUNDING[dtype]
+    assert torch.all((got.double() - want).abs() <= want.abs() * ROUNDING[dtype] + size * 2.0**-18 + least)
+    assert torch.equal(moe(x, factors, ids, *packed, swiglu=swiglu), got)
+
+
+@pytest.mark.parametrize("two", [False, True])
+def test_integers_of_few_and_of_many_tokens(two: bool) -> None:
+    """With AMX the one call for all experts computes some of them in bfloat16. Each has its own global scales."""
+    counts = [31, 0, 32, 1, 70, 33]
+    weights = random_experts(6, 112, 48, two)
+    packed = packed_for_integers(weights)
+    ids = torch.repeat_interleave(torch.tensor(counts))[:, None].to(torch.int32)
+    x, factors = torch.randn(sum(counts), 112), torch.rand(sum(counts), 1)
+    got = moe(x, factors, ids, *packed)
+    want, size = by_integers_in_float64(x, factors, ids, *weights)
+    assert torch.all((got.double() - want).abs() <= want.abs() * ROUNDING[F32] + size * 2.0**-18)
+    # An expert's tokens do not see those of the others.
+    many = ids[:, 0] == 4
+    assert torch.equal(moe(x[many], factors[many], ids[many], *packed), got[many])
+    # They are the same experts, but for int8 activations.
+    floats = moe(x, factors, ids, *weights)
+    assert torch.nn.functional.cosine_similarity(got, floats, dim=-1).min() > 0.99
+
+
 def test_silu_is_what_the_defaults_say() -> None:
     """Zeros as biases and no limit change no bit; the activation for other numbers comes close to it."""
     args = torch.randn(9, 64), *random_routing(9, 3, 5), *random_experts(5, 64, 32, True)
@@ -91,20 +136,24 @@ def test_numbers_that_are_not_finite_stay() -> None:
     torch.testing.assert_close(got[1].double(), want[1], rtol=1e-5, atol=1e-5 * float(want[1].abs().max()))
 
 
+@pytest.mark.parametrize("integers", [False, True])
 @pytest.mark.parametrize("wrong", [4, -2])
-def test_no_expert(wrong: int) -> None:
+def test_no_expert(wrong: int, integers: bool) -> None:
+    weights = random_experts(4, 32, 32, False)
+    if integers:
+        weights = packed_for_integers(weights)
     factors, ids = random_routing(3, 2, 4)
     ids[1, 1] = wrong
     text = f"'topk_ids' must have experts from 0 to 3, or -1 for none, got {wrong} for token 1"
     with pytest.raises(ShimError, match="^nvfp4_moe: argument " + text):
-        moe(torch.ones(3, 32), factors, ids, *random_experts(4, 32, 32, False))
+        moe(torch.ones(3, 32), factors, ids, *weights)
 
 
 def zeros(*shape: int, dtype: torch.dtype = F32) -> torch.Tensor:
     return torch.zeros(shape, dtype=dtype)
 
 
-@pytest.mark.parametrize(("args", "expected"), moe_refusals(zeros))
+@pytest.mark.parametrize(("args", "expected"), moe_refusals(zeros, on_gpu=False))
 def test_refused(args: Args, expected: str) -> None:
     with pytest.raises(ShimError) as error:
         call(MOE, *args, returns=1)

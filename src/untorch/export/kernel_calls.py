@@ -255,6 +255,12 @@ def _operations(origins: list[fx.Node]) -> Any:
     return sum(counts, sympy.Integer(0)) if counts else None
 
 
+def _nvfp4_intermediate(arguments: dict[str, Any]) -> Any:
+    """I of experts in either of NVFP4's layouts."""
+    w13 = arguments["w13"]
+    return w13.shape[1] // 2 if w13.dtype == torch.uint8 else w13.shape[0] * 8 // arguments["w2_global"].shape[0]
+
+
 def _operations_of(node: fx.Node) -> Any:
     """Operations of one node; None for those that say nothing, such as views."""
     from torch.utils.flop_counter import flop_registry
@@ -267,7 +273,7 @@ def _operations_of(node: fx.Node) -> Any:
     arguments = _bound(node)
     if target.namespace == "untorch":
         if name in _MOE:
-            width = arguments["intermediate"] if name == "int4_moe" else arguments["w13"].shape[1] // 2
+            width = arguments["intermediate"] if name == "int4_moe" else _nvfp4_intermediate(arguments)
             inputs = _expression(arguments["hidden_states"].shape[-1])
             return 6 * _numel(arguments["topk_ids"]) * inputs * _expression(width)
         x = arguments.get("x")

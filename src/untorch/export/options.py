@@ -45,9 +45,9 @@ class ExportOptions:
         first that matches decides ({"*.down_proj": "int8", "lm_head": None, "*": "int4"}), or a dictionary of methods
         with any of all these ({"decoder": "int4"}). Keys with * ? [ or a dot are patterns. A copy is quantised; the
         module stays as it is. Methods without a linear layer are left as they are, unless they are named.
-    int8_activations: on CPUs, linear layers in int4 and nvfp4 multiply in integers: activations are quantised to int8,
-        in parts of 32 inputs with a scale each. At least twice as fast as with activations in floating point. None: for
-        language models (causal_lm).
+    int8_activations: on CPUs, linear layers and experts in int4 and nvfp4 multiply in integers: activations are
+        quantised to int8, in parts of 32 inputs with a scale each. At least twice as fast as with activations in
+        floating point. None: for language models (causal_lm).
     bfloat16_attention: on CPUs, attention of float32 tensors rounds queries, keys, values and probabilities to
         bfloat16, with scores and sums in float32: 1.4 to 1.7 times as fast with AVX512_BF16, a tenth slower without.
     passes: which passes run, by name: {"fold_constants": False} leaves that one out. The names: <passes>.

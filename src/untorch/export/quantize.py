@@ -395,6 +395,7 @@ def describe_repacked(entries: Sequence[dict[str, Any]], method: Method) -> list
     for entry in entries:
         tensors = made.get(entry["tensors"][0])
         if tensors is not None:
+            tensors = *tensors, *entry["tensors"][len(tensors) :]  # experts keep their global scales
             stored = [attribute(method.module, name) for name in tensors]
             panels, words, columns = stored[0].shape
             entry = entry | {

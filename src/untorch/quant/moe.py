@@ -59,7 +59,7 @@ class NVFP4MoE(nn.Module):
         super().__init__()
         try:
             sizes = check_weights("NVFP4MoE", w13, w13_scale, w2, w2_scale, w13_global, w2_global)
-            check_swiglu("NVFP4MoE", w13, w13_bias, w2_bias, swiglu_alpha, swiglu_beta, swiglu_limit)
+            check_swiglu("NVFP4MoE", sizes, w13.device, w13_bias, w2_bias, swiglu_alpha, swiglu_beta, swiglu_limit)
         except ValueError as error:
             raise InvalidArgumentError(str(error)) from None
         self.num_experts, self.hidden_size, self.intermediate_size = sizes

@@ -16,6 +16,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 import untorch
 from tests.native.decoder_layers import operands
 from tests.native.nvfp4_experts import random_experts
+from tests.native.nvfp4_panels import packed_for_integers
 from tests.unit.export.test_outline import Block, Stack
 from tests.unit.ops.test_int4_moe import arguments
 from untorch.export import export
@@ -105,7 +106,8 @@ def test_operations_of_attention_and_experts() -> None:
     assert operations(INT4_MOE, *given.values()) == [6 * given["topk_ids"].numel() * 32 * 16]
     weights = random_experts(4, 32, 48, True)
     x, factors, ids = torch.randn(3, 32), torch.rand(3, 2), torch.zeros(3, 2, dtype=torch.int32)
-    assert operations(NVFP4_MOE, x, factors, ids, *weights) == [6 * 6 * 32 * 48]
+    for layout in (weights, packed_for_integers(weights)):
+        assert operations(NVFP4_MOE, x, factors, ids, *layout) == [6 * 6 * 32 * 48]
 
 
 @pytest.mark.parametrize(("n", "group"), [(None, 0), (128, 0), (128, 64)])

@@ -12,7 +12,9 @@ import torch
 from torch import nn
 from torch.export import Dim
 
-from untorch.ops.nvfp4_moe import OPERATOR
+from tests.native.nvfp4_experts import SwiGLU, by_integers_in_float64
+from tests.native.nvfp4_panels import packed_for_integers
+from untorch.ops.nvfp4_moe import OPERATOR, nvfp4_moe_reference
 
 E2M1 = (0, 0.5, 1, 1.5, 2, 3, 4, 6)
 
@@ -150,6 +152,31 @@ def test_256_experts(tokens: int, top_k: int, choose: Any) -> None:
     y = OPERATOR(x, topk_weights, topk_ids, *given)
     compare(y, by_token(x, topk_weights, topk_ids, given), torch.float32)
     assert not y[(topk_ids == -1).all(1)].any()
+
+
+@pytest.mark.parametrize("apart", [False, True])
+@pytest.mark.parametrize(("k", "width"), [(64, 32), (48, 80)])
+def test_packed_for_integers(k: int, width: int, apart: bool) -> None:
+    """The kernel, the reference, and int8 activations in float64 agree; K and I are padded."""
+    generator = torch.Generator().manual_seed(3)
+    given = tuple(weights(5, k, width, generator, apart))
+    packed = packed_for_integers(given)
+    x, factors = torch.randn((9, k), generator=generator) / 16, torch.rand((9, 2), generator=generator)
+    ids = torch.randint(-1, 5, (9, 2), generator=generator, dtype=torch.int32)
+    for swiglu in ({}, swiglus(5, k, width, generator)):
+        names = ("w13_bias", "w2_bias", "swiglu_alpha", "swiglu_beta", "swiglu_limit")
+        numbers = SwiGLU(*(swiglu[name] for name in names)) if swiglu else SwiGLU()
+        want, size = by_integers_in_float64(x, factors, ids, *given, swiglu=numbers)
+        got, reference = (
+            OPERATOR(x, factors, ids, *packed, **swiglu),
+            nvfp4_moe_reference(x, factors, ids, *packed, **swiglu),
+        )
+        for y in (got, reference):
+            assert y.dtype == torch.float32 and y.is_contiguous()
+            assert ((y.double() - want).abs() <= want.abs() * 2.0**-22 + size * 2.0**-18).all()
+        wide = OPERATOR(x.double(), factors, ids, *packed, **swiglu)  # by the reference
+        assert wide.dtype == torch.float64
+        assert ((wide - want).abs() <= size * 2.0**-18).all()
 
 
 def test_simple_numbers_are_exact() -> None:
@@ -320,6 +347,38 @@ CONTRACT: list[tuple[dict[str, Any], str]] = [
         {"topk_ids": torch.zeros(4, 2, dtype=torch.int32, device="meta")},
         "topk_ids: expected the device of hidden_states, cpu, got meta",
     ),
+]
+
+
+def words(*shape: int) -> torch.Tensor:
+    return torch.zeros(shape, dtype=torch.int32)
+
+
+PACKED = {"w13": words(18, 4, 16), "w13_scale": e4m3(18, 2, 16), "w2": words(6, 8, 16), "w2_scale": e4m3(6, 4, 16)}
+CONTRACT += [
+    (PACKED | changed, text)
+    for changed, text in (
+        ({"hidden_states": torch.ones(4, 16)}, "[tokens, 32], the weights' K, got float32 [4, 16]"),
+        (
+            {"w13": words(18, 64)},
+            "w13: expected contiguous int32 [rows / 16, K / 8, 16], with a multiple of 32 rows for each of 3 experts, got "
+            "int32 [18, 64]",
+        ),
+        ({"w13": words(17, 4, 16)}, "with a multiple of 32 rows for each of 3 experts, got int32 [17, 4, 16]"),
+        ({"w13": words(0, 4, 16)}, "with a multiple of 32 rows for each of 3 experts, got int32 [0, 4, 16]"),
+        ({"w13": words(4, 18, 16).transpose(0, 1)}, "for each of 3 experts, got int32 [18, 4, 16], not contiguous"),
+        ({"w13": words(18, 8, 16)}, "w13: expected contiguous int32 [18, 4, 16], got int32 [18, 8, 16]"),
+        ({"w13_scale": e4m3(18, 4, 16)}, "w13_scale: expected contiguous float8_e4m3fn [18, 2, 16], got float8_e4m3fn"),
+        (
+            {"w2": bytes_of(3, 32, 24)},
+            "w2: expected contiguous int32 [rows / 16, K / 8, 16], with a multiple of 16 rows",
+        ),
+        ({"w2": words(7, 8, 16)}, "with a multiple of 16 rows for each of 3 experts, got int32 [7, 8, 16]"),
+        ({"w2": words(6, 6, 16)}, "w2: expected contiguous int32 [6, 8, 16], got int32 [6, 6, 16]"),
+        ({"w2_scale": torch.ones(6, 4, 16)}, "w2_scale: expected contiguous float8_e4m3fn [6, 4, 16], got float32"),
+        ({"w2_global": torch.ones(0)}, "with a multiple of 32 rows for each of 0 experts, got int32 [18, 4, 16]"),
+        ({"w13_global": torch.ones(2)}, "w13_global: expected contiguous float32 [3] or [3, 2], got float32 [2]"),
+    )
 ]
 
 

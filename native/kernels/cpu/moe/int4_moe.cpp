@@ -14,26 +14,13 @@ const void* skip_scales(const Int4Experts& w, std::int64_t count) {
   return static_cast<const std::byte*>(w.scales) + count * bytes;
 }
 
-// Rows of the experts' tokens, in the routing's order, through one of their matrices.
-struct Step {
-  const Int4Experts& w;
-  const float* bias;  // [experts, w.n], may be null
-  const float* x;
-  std::int64_t width, stride;  // of x
-  float* out;                  // [pairs, w.n]
-};
-
-void multiply(const Int4Moe& p, const Routing& routing, const Step& step) {
-  const Int4Experts& w = step.w;
+void multiply(const Int4Moe& p, const Routing& routing, const Int4Experts& w, const ExpertRows& rows) {
   std::vector<W4A8Linear> calls;
   for (std::int64_t e = 0; e < p.experts; ++e) {
-    const std::int64_t first = routing.first(e), count = routing.count(e);
-    if (count == 0) continue;
+    if (routing.count(e) == 0) continue;
     const auto fill = [&](auto& call) {
-      call.m = count, call.n = w.n, call.k = w.k;
-      call.x = step.x + first * step.stride, call.x_width = step.width, call.x_stride = step.stride;
-      call.weight = w.weight + e * (w.n * w.k / 8), call.scale_type = w.scale_type, call.group = p.group;
-      call.bias = step.bias == nullptr ? nullptr : step.bias + e * w.n, call.out = step.out + first * w.n;
+      take_rows(rows, routing, e, call);
+      call.k = w.k, call.weight = w.weight + e * (w.n * w.k / 8), call.scale_type = w.scale_type, call.group = p.group;
     };
     if (p.integers) {
       fill(calls.emplace_back());
@@ -57,9 +44,9 @@ std::int64_t int4_moe(const Int4Moe& p) {
   return run_moe(p, [&](const Routing& routing, float* rows) {
     const auto pairs = static_cast<std::int64_t>(routing.pairs.size());
     hidden.resize(static_cast<std::size_t>(pairs * 2 * width));
-    multiply(p, routing, {p.w13, p.w13_bias, rows, p.k, p.k, hidden.data()});
+    multiply(p, routing, p.w13, {rows, p.k, p.k, 2 * width, p.w13_bias, hidden.data()});
     apply_swiglu(p.swiglu, pairs, width, hidden.data(), hidden.data() + width, 2 * width);
-    multiply(p, routing, {p.w2, p.w2_bias, hidden.data(), width, 2 * width, rows});
+    multiply(p, routing, p.w2, {hidden.data(), width, 2 * width, p.k, p.w2_bias, rows});
   });
 }
 

@@ -34,6 +34,25 @@ struct Routing {
   std::int64_t count(std::int64_t expert) const { return first(expert + 1) - first(expert); }
 };
 
+// Rows of the experts' tokens, in the routing's order, through one of their matrices.
+struct ExpertRows {
+  const float* x = nullptr;
+  std::int64_t width = 0, stride = 0;  // of x
+  std::int64_t n = 0;                  // outputs
+  const float* bias = nullptr;         // [experts, n], may be null
+  float* out = nullptr;                // [pairs, n]
+};
+
+// Gives a linear layer's call the rows of one expert; the weight and k are left.
+template <class Linear>
+void take_rows(const ExpertRows& rows, const Routing& routing, std::int64_t expert, Linear& call) {
+  const std::int64_t first = routing.first(expert);
+  call.m = routing.count(expert), call.n = rows.n;
+  call.x = rows.x + first * rows.stride, call.x_width = rows.width, call.x_stride = rows.stride;
+  call.bias = rows.bias == nullptr ? nullptr : rows.bias + expert * rows.n;
+  call.out = rows.out + first * rows.n;
+}
+
 // -1; or the first pair whose topk_ids is no expert.
 std::int64_t first_invalid_pair(const Moe& p);
 Routing route(const Moe& p);

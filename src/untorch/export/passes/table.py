@@ -294,8 +294,8 @@ PASSES = (
         "quantize_int4_activations",
         lambda module, options, device, architecture: quantize_int4_activations(module),
         "with `int8_activations`: makes `untorch::w4a8_linear` of `untorch::int4_linear` with constant weights, and "
-        "`untorch::nvfp4_int8_linear` of `untorch::nvfp4_linear`. Weights are repacked: activations are quantised to "
-        "int8 in parts of 32, and CPUs multiply in integers "
+        "`untorch::nvfp4_int8_linear` of `untorch::nvfp4_linear`; experts keep their operators. Weights are repacked: "
+        "activations are quantised to int8 in parts of 32, and CPUs multiply in integers "
         "([decision](decisions/0058-multiply-int4-with-int8-activations.md))",
         devices=("cpu",),
         option="int8_activations",

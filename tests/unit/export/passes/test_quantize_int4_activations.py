@@ -23,6 +23,7 @@ from untorch.export.passes.quantize_int4_activations import quantize_int4_activa
 from untorch.ops.int4 import OPERATOR
 from untorch.ops.int4_moe import OPERATOR as MOE
 from untorch.ops.nvfp4 import OPERATOR as NVFP4
+from untorch.ops.nvfp4_moe import OPERATOR as NVFP4_MOE
 from untorch.ops.w4a8 import w4a8_linear_reference
 from untorch.ops.w4a8_layout import unpack_nvfp4_w4a8, unpack_w4a8
 from untorch.quant import Int4Linear, NVFP4Linear, dequantize_nvfp4, pack_nvfp4, quantize
@@ -181,6 +182,16 @@ class Routed(nn.Module):
         return y
 
 
+class RoutedNvfp4(Routed):
+    """Experts in NVFP4 behind the same routing."""
+
+    def __init__(self, k: int) -> None:
+        super().__init__()
+        self.experts = MakeExperts(4, k, 48)
+        quantize(self, "nvfp4", progress=False)
+        self.eval()
+
+
 @pytest.mark.parametrize("group", [32, 128])
 def test_experts(group: int) -> None:
     model, x = quantized(Routed(), group), torch.randn(3, 64)
@@ -200,6 +211,57 @@ def test_experts(group: int) -> None:
     assert 0 < float((out - before).abs().max()) < 0.02 * float(before.abs().max())
     again = quantize_int4_activations(module)
     assert again.skipped == {node.name: "its weights are packed for integers already"}
+
+
+@pytest.mark.parametrize("k", [64, 48])
+def test_experts_of_nvfp4(k: int) -> None:
+    torch.manual_seed(1)
+    model, x = RoutedNvfp4(k), torch.randn(3, k)
+    before = model(x)
+    module = unlift(model, x)
+    report = quantize_int4_activations(module)
+    close(module)
+    assert report.changed == ["nvfp4_moe"]
+    [node] = [node for node in module.graph.nodes if node.target == NVFP4_MOE]
+    names = [str(part.target) for part in node.args[3:9]]
+    moe = "experts_moe"
+    assert names[:4] == [f"{moe}_{name}_w4a8" for name in ("w13", "w13_scale", "w2", "w2_scale")]
+    assert names[4:] == ["experts.moe.w13_global", "experts.moe.w2_global"]
+    shapes = [tuple(module.get_buffer(name).shape) for name in names[:4]]
+    # 48 inputs of the second GEMM, and k of the first, are padded to 64.
+    assert shapes == [(24, 8, 16), (24, 4, 16), (4 * k // 16, 8, 16), (4 * k // 16, 4, 16)]
+    assert not [name for name, _ in module.named_buffers() if name in ("experts.moe.w13", "experts.moe.w2_scale")]
+    out = module(x)
+    assert 0 < float((out - before).abs().max()) < 0.02 * float(before.abs().max())
+    again = quantize_int4_activations(module)
+    assert again.skipped == {node.name: "its weights are packed for integers already"}
+
+
+def test_experts_of_nvfp4_with_a_scale_that_is_nan_stay() -> None:
+    model = RoutedNvfp4(64)
+    model.experts.moe.w2_scale.view(torch.uint8)[1, 3, 0] = 0xFF
+    report = quantize_int4_activations(unlift(model, torch.randn(3, 64)))
+    assert list(report.skipped.values()) == ["scales of experts.moe.w2_scale are NaN"]
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # torch's own, while it exports
+def test_an_exported_file_of_experts_in_nvfp4(tmp_path: Path) -> None:
+    model, x = RoutedNvfp4(64), torch.randn(3, 64)
+    report = export(model, (x,), tmp_path / "m.pt2", int8_activations=True, progress=False)
+    assert "aoti_torch_cpu_nvfp4_moe" in report.methods["forward"].operators
+    module = unlift(model, x)
+    quantize_int4_activations(module)
+    close(module)
+    with untorch.load(tmp_path / "m.pt2") as program:
+        np.testing.assert_allclose(program.forward(x.numpy()), module(x), rtol=1e-4, atol=1e-4)
+        entries = program.manifest["methods"]["forward"]["quantization"]
+    assert [entry["name"] for entry in entries] == ["experts.moe.w13", "experts.moe.w2"]
+    assert entries[1] == {
+        "name": "experts.moe.w2", "dtype": "nvfp4", "group_size": 16, "operator": "nvfp4_moe", "activations": "float32",
+        "tensors": ["experts_moe_w2_w4a8", "experts_moe_w2_scale_w4a8", "experts.moe.w2_global"],
+        "packed_shape": [256, 64], "nbytes": 256 * 64 // 2 + 256 * 4 + 4 * 4,
+    }  # fmt: skip
 
 
 def test_the_option_switches_it_on() -> None:
