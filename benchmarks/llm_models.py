@@ -86,12 +86,12 @@ VARIANTS = {
     "int8": Variant("untorch, int8", {"dtype": "int8", "embeddings": True}),
     "nvfp4": Variant("untorch, NVFP4", {"dtype": "nvfp4", "method": "rtn"}),
 }
-_NOT_OF_EXPERTS = ("int8", "nvfp4")
+_NOT_OF_EXPERTS = ("int8",)
 GGUF = {"q4_0": "Q4_0", "q8_0": "Q8_0"}
 
 
 def variants(size: str) -> dict[str, Variant]:
-    """Those of a size; experts have no int8, and CPUs dequantise those in NVFP4."""
+    """Those of a size; experts have no int8."""
     experts = SIZES[size].share_of_experts
     return {name: v for name, v in VARIANTS.items() if not (experts and name in _NOT_OF_EXPERTS)}
 

@@ -14,6 +14,7 @@ from untorch.ops.int4 import dequantize_int4
 from untorch.ops.int4_moe import OPERATOR as INT4_MOE
 from untorch.ops.int4_moe import check_weights
 from untorch.ops.moe import check_numbers
+from untorch.ops.nvfp4_layout import dequantize_nvfp4
 from untorch.quant.modules import replace_modules
 from untorch.quant.moe import NVFP4MoE
 from untorch.quant.nvfp4 import NVFP4_METHODS, quantize_nvfp4_errors
@@ -55,6 +56,16 @@ class NVFP4Experts(nn.Module):
         index = torch.where(top_k_index == self.num_experts, -1, top_k_index)
         y: torch.Tensor = self.moe(hidden_states, top_k_weights, index)
         return y
+
+    def dequantize(self, dtype: torch.dtype = torch.float32) -> tuple[torch.Tensor, torch.Tensor]:
+        """The weights [E, 2·I, K], an expert's gate before its up, and [E, K, I] that this module multiplies with."""
+        moe = self.moe
+        e, k, width = moe.num_experts, moe.hidden_size, moe.intermediate_size
+        halves = moe.w13_global.reshape(e, -1).expand(e, 2)
+        upper = dequantize_nvfp4(
+            moe.w13.reshape(e, 2, width, -1), moe.w13_scale.reshape(e, 2, width, -1), halves, dtype
+        )
+        return upper.reshape(e, 2 * width, k), dequantize_nvfp4(moe.w2, moe.w2_scale, moe.w2_global, dtype)
 
 
 class Int4Experts(nn.Module):

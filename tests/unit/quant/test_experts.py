@@ -59,6 +59,15 @@ def test_the_weights_that_it_says(method: str) -> None:
     with torch.no_grad():
         got, want = made(x, index, weights), plain(x, index, weights)
     assert 0 < float((got - want).norm() / want.norm()) < 0.25
+    # With the weights that it says it multiplies with, the plain module gives the same.
+    rounded = dict(zip(("gate_up_proj", "down_proj"), made.dequantize(), strict=True))
+    for name, weight in rounded.items():
+        error = float((weight - before[name]).norm() / before[name].norm())
+        assert error == pytest.approx(report.error_gate_up if name == "gate_up_proj" else report.error_down, rel=1e-3)
+    plain.load_state_dict(rounded)
+    with torch.no_grad():
+        torch.testing.assert_close(got, plain(x, index, weights), rtol=1e-4, atol=1e-5)
+    assert {weight.dtype for weight in made.dequantize(torch.bfloat16)} == {torch.bfloat16}
 
 
 def test_search_is_no_worse() -> None:
