@@ -165,7 +165,10 @@ def _quantization(weights: list[Mapping[str, Any]]) -> dict[str, Any] | None:
         "group_sizes": sorted({int(weight["group_size"]) for weight in weights}),
         "methods": sorted({str(weight["method"]) for weight in weights if "method" in weight}),
         "prefills": sorted({str(weight["prefill"]) for weight in weights if "prefill" in weight}),
-        "int8_activations": any(weight.get("operator") in ("w4a8_linear", "nvfp4_int8_linear") for weight in weights),
+        "int8_activations": any(
+            weight.get("int8_activations") or weight.get("operator") in ("w4a8_linear", "nvfp4_int8_linear")
+            for weight in weights
+        ),
     }
 
 

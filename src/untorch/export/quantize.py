@@ -402,6 +402,7 @@ def describe_repacked(entries: Sequence[dict[str, Any]], method: Method) -> list
                 "operator": _REPACKED_OPERATORS.get(entry["operator"], entry["operator"]),
                 "tensors": list(tensors),
                 "packed_shape": [panels * columns, 8 * words],
+                "int8_activations": True,
                 "nbytes": sum(tensor.numel() * tensor.element_size() for tensor in stored),
             }
         changed.append(entry)

@@ -260,8 +260,11 @@ def test_an_exported_file_of_experts_in_nvfp4(tmp_path: Path) -> None:
     assert entries[1] == {
         "name": "experts.moe.w2", "dtype": "nvfp4", "group_size": 16, "operator": "nvfp4_moe", "activations": "float32",
         "tensors": ["experts_moe_w2_w4a8", "experts_moe_w2_scale_w4a8", "experts.moe.w2_global"],
-        "packed_shape": [256, 64], "nbytes": 256 * 64 // 2 + 256 * 4 + 4 * 4,
+        "packed_shape": [256, 64], "int8_activations": True, "nbytes": 256 * 64 // 2 + 256 * 4 + 4 * 4,
     }  # fmt: skip
+    command = [sys.executable, "-m", "untorch", "inspect", str(tmp_path / "m.pt2")]
+    shown = subprocess.run(command, capture_output=True, text=True, check=True, env={**os.environ, "COLUMNS": "200"})
+    assert "activations in int8" in shown.stdout
 
 
 def test_the_option_switches_it_on() -> None:
@@ -310,7 +313,7 @@ def test_an_exported_file(tmp_path: Path) -> None:
         entries = program.manifest["methods"]["forward"]["quantization"]
     assert entries[0] == {
         "name": "up", "dtype": "int4", "group_size": 32, "operator": "w4a8_linear", "activations": "float32",
-        "tensors": ["up_packed_weight_w4a8", "up_scale_and_zero_w4a8"], "packed_shape": [112, 224],
+        "tensors": ["up_packed_weight_w4a8", "up_scale_and_zero_w4a8"], "packed_shape": [112, 224], "int8_activations": True,
         "shape": [99, 200], "method": "rtn", "nbytes": 112 * 224 // 2 + 7 * 112 * 2 * 4,
     }  # fmt: skip
     command = [sys.executable, "-m", "untorch", "inspect", str(tmp_path / "m.pt2")]
@@ -343,7 +346,7 @@ def test_an_exported_file_of_nvfp4(tmp_path: Path) -> None:
         entries = program.manifest["methods"]["forward"]["quantization"]
     assert entries[0] == {
         "name": "up", "dtype": "nvfp4", "group_size": 16, "operator": "nvfp4_int8_linear", "activations": "float32",
-        "tensors": ["up_packed_weight_w4a8", "up_block_scale_w4a8", "up_global_scale_w4a8"], "packed_shape": [112, 224],
+        "tensors": ["up_packed_weight_w4a8", "up_block_scale_w4a8", "up_global_scale_w4a8"], "packed_shape": [112, 224], "int8_activations": True,
         "shape": [99, 200], "method": "search", "nbytes": 112 * 224 // 2 + 112 * 14 + 104 * 4,
     }  # fmt: skip
     command = [sys.executable, "-m", "untorch", "inspect", str(tmp_path / "m.pt2")]
