@@ -9,9 +9,11 @@ from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.middleware.cors import CORSMiddleware
+from starlette.middleware.errors import ServerErrorMiddleware
 from starlette.requests import Request
 from starlette.responses import FileResponse, JSONResponse, Response
 from starlette.routing import BaseRoute, Route
+from starlette.types import ASGIApp
 
 from untorch.serve import openai
 from untorch.serve.endpoint import endpoint, error_document
@@ -29,6 +31,15 @@ from untorch.serve.state import ServerState
 __all__ = ["build_app"]
 
 _FOLDER = Path(__file__).with_name("page")
+
+
+class _Application(Starlette):
+    """Starlette without its outermost middleware, which answers exceptions: Access has answered them."""
+
+    def build_middleware_stack(self) -> ASGIApp:
+        """What requests pass."""
+        stack = super().build_middleware_stack()
+        return stack.app if isinstance(stack, ServerErrorMiddleware) else stack
 
 
 def build_app(options: ServeOptions, state: ServerState | None = None) -> Starlette:
@@ -56,7 +67,7 @@ def build_app(options: ServeOptions, state: ServerState | None = None) -> Starle
     if options.page:
         files = PAGE_FILES.items()
         routes += [Route(path, endpoint(_page_file(name)), include_in_schema=False) for path, name in files]
-    app = Starlette(
+    app = _Application(
         routes=routes,
         middleware=[
             Middleware(Access, state=server),

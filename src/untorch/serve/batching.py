@@ -8,6 +8,7 @@ a kind of its own.
 from __future__ import annotations
 
 import asyncio
+import queue
 import threading
 import time
 from collections import OrderedDict, deque
@@ -92,7 +93,10 @@ class Batcher:
         self._max_queue = max_queue
         self._name = name
         self._observer = observer or Observer()
-        self._changed = threading.Condition()
+        self._lock = threading.Lock()
+        # In the place of a threading.Condition, whose Python takes as long as a small model: one item wakes one runner.
+        self._wakes: queue.SimpleQueue[None] = queue.SimpleQueue()
+        self._idle = 0  # runners that wait, and that no item of the queue is meant for
         self._queues: OrderedDict[Hashable, deque[Call]] = OrderedDict()
         self._waiting = 0
         self._running = 0
@@ -131,17 +135,17 @@ class Batcher:
         call = Call(inputs, kind, rows, timeout, done)
         if kind is None:
             call.kind = id(call)
-        with self._changed:
+        with self._lock:
             if self._closed:
                 raise ClosedError(f"model '{self._name}' is unloaded")
             if self._waiting >= self._max_queue:
                 raise QueueFullError(f"model '{self._name}': {self._waiting} calls wait already: try again later")
-            queue = self._queues.get(call.kind)
-            if queue is None:
-                queue = self._queues[call.kind] = deque()
-            queue.append(call)
+            calls = self._queues.get(call.kind)
+            if calls is None:
+                calls = self._queues[call.kind] = deque()
+            calls.append(call)
             self._waiting += 1
-            self._changed.notify()
+            self._wake()
         return call
 
     async def infer(self, inputs: Sequence[Array], timeout: float | None = None) -> list[Any]:
@@ -169,9 +173,10 @@ class Batcher:
 
     def close(self) -> None:
         """Takes no more calls, computes those that wait, and ends the threads."""
-        with self._changed:
+        with self._lock:
             self._closed = True
-            self._changed.notify_all()
+            while self._idle:
+                self._wake()
         for thread in self._threads:
             thread.join()
 
@@ -199,55 +204,82 @@ class Batcher:
             kind += (array.dtype, shape[1:])
         return tuple(kind), rows
 
-    def _work(self) -> None:
-        while calls := self._take():
-            self._execute(calls)
-            with self._changed:
-                self._running -= len(calls)
+    def _wake(self) -> None:
+        """Wakes a runner, if one waits. The lock is held."""
+        if self._idle:
+            self._idle -= 1
+            self._wakes.put(None)
 
-    def _take(self) -> list[Call]:
-        """The calls of the next batch; empty: closed, and nothing is left."""
-        with self._changed:
-            while True:
-                queue, pause = self._next_queue()
-                if queue is not None and (calls := self._fill(queue)):
+    def _wait(self, seconds: float | None) -> None:
+        """Until a runner is woken, which ``_idle`` has counted, or the time is over."""
+        try:
+            self._wakes.get(timeout=seconds)
+        except queue.Empty:
+            with self._lock:
+                if self._idle:
+                    self._idle -= 1
+                    return
+            self._wakes.get()  # an item came meanwhile
+
+    def _work(self) -> None:
+        calls: list[Call] = []
+        while calls := self._take(len(calls)):
+            self._execute(calls)
+
+    def _take(self, finished: int) -> list[Call]:
+        """The calls of the next batch; empty: closed, and nothing is left. ``finished``: of the one before."""
+        while True:
+            calls: list[Call] = []
+            late: list[Call] = []
+            with self._lock:
+                self._running -= finished
+                finished = 0
+                waiting, pause = self._next_queue()
+                if waiting is not None:
+                    calls, late = self._fill(waiting)
                     self._running += len(calls)
                     if self._queues:
-                        self._changed.notify()  # another runner may have missed its turn
-                    return calls
-                if queue is None:
-                    if self._closed and not self._queues:
-                        return []
-                    self._changed.wait(pause)
+                        self._wake()  # another runner may have missed its turn
+                elif self._closed and not self._queues:
+                    return []
+                else:
+                    self._idle += 1
+            for call in late:
+                call.error = self._too_late(call)
+                self._finish(call)
+            if calls:
+                return calls
+            if waiting is None:
+                self._wait(pause)
 
     def _next_queue(self) -> tuple[deque[Call] | None, float | None]:
         """The queue whose turn it is; if there is none, the seconds until there will be one."""
         if not self._max_wait or self._closed:
             return next(iter(self._queues.values()), None), None
         now, soonest = time.monotonic(), None
-        for queue in self._queues.values():
-            head = queue[0]
+        for calls in self._queues.values():
+            head = calls[0]
             ripe = head.arrived + self._max_wait
             joinable = isinstance(head.kind, tuple)
-            if not joinable or ripe <= now or self._is_full(queue):
-                return queue, None
+            if not joinable or ripe <= now or self._is_full(calls):
+                return calls, None
             soonest = ripe if soonest is None else min(soonest, ripe)
         return None, None if soonest is None else soonest - now
 
-    def _is_full(self, queue: deque[Call]) -> bool:
-        if len(queue) >= self._most_rows:
+    def _is_full(self, waiting: deque[Call]) -> bool:
+        if len(waiting) >= self._most_rows:
             return True
-        return sum(call.rows for call in queue) >= self._most_rows
+        return sum(call.rows for call in waiting) >= self._most_rows
 
-    def _fill(self, queue: deque[Call]) -> list[Call]:
-        """Takes what fits into a batch. Abandoned calls are dropped, those that are too late are answered."""
+    def _fill(self, waiting: deque[Call]) -> tuple[list[Call], list[Call]]:
+        """What fits into a batch, and calls that are too late. Abandoned ones are dropped."""
         calls: list[Call] = []
         late: list[Call] = []
         rows = 0
-        kind = queue[0].kind
+        kind = waiting[0].kind
         now = time.monotonic()
-        while queue and (not calls or rows + queue[0].rows <= self._most_rows):
-            call = queue.popleft()
+        while waiting and (not calls or rows + waiting[0].rows <= self._most_rows):
+            call = waiting.popleft()
             self._waiting -= 1
             if call.abandoned:
                 continue
@@ -257,21 +289,19 @@ class Batcher:
             self._observer.waited(now - call.arrived)
             calls.append(call)
             rows += call.rows
-        if queue:
+        if waiting:
             self._queues.move_to_end(kind)
         else:
             del self._queues[kind]
-        for call in late:
-            call.error = self._too_late(call)
-            self._finish(call)
-        return calls
+        return calls, late
 
     def _execute(self, calls: list[Call]) -> None:
         begin = time.monotonic()
-        rows = sum(call.rows for call in calls)
         if len(calls) == 1:
+            rows = calls[0].rows
             self._run_alone(calls[0])
         else:
+            rows = sum(call.rows for call in calls)
             try:
                 self._run_joined(calls, rows)
             except Exception as error:

@@ -81,7 +81,8 @@ class LanguageModel:
         finally:
             leave()
             if self._metrics is not None:
-                self._metrics.statistics(self.name).executed(1, len(prompts), time.perf_counter() - begin)
+                seconds = time.perf_counter() - begin
+                self._metrics.statistics(self.name).executed(1, len(prompts), seconds, time.time())
 
     async def _generate(
         self, prompts: list[str], parameters: Mapping[str, Any], timeout: float | None

@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import asyncio
 import os
+import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections import deque
+from collections.abc import Callable
+from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
@@ -43,6 +44,8 @@ _LLM_COUNTERS = {
     "drafts": "Drafts of speculative decoding, a sequence and step.", "draft_tokens": "Tokens of drafts.",
     "accepted_tokens": "Tokens of drafts that were accepted.",
 }  # fmt: skip
+# Counting a call takes longer than a small model: it is done for many at a time, and not between a call and its answer.
+_MOST_PENDING = 64
 _MEMORY = ("mapped", "weights", "state", "kv_cache", "dequantized", "tensors", "reserved", "free", "total")
 
 
@@ -56,11 +59,28 @@ def soon(function: Callable[..., None], *arguments: Any) -> None:
         loop.call_soon(function, *arguments)
 
 
-@dataclass
 class Watch:
-    """A request that is timed. ``model`` becomes a label: only names of models that are there."""
+    """Counts and times what is done within it. ``model`` becomes a label: only names of models that are there."""
 
-    model: str = "unknown"
+    __slots__ = ("_begin", "_metrics", "_protocol", "model")
+
+    def __init__(self, metrics: Metrics, protocol: str) -> None:
+        self.model = "unknown"
+        self._metrics = metrics
+        self._protocol = protocol
+
+    def __enter__(self) -> Watch:
+        self._begin = time.perf_counter()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        seconds = time.perf_counter() - self._begin
+        code = "ok"
+        if error is not None:
+            code = status_of(error)[1].lower() if isinstance(error, Exception) else "cancelled"
+        self._metrics.later(self._metrics.call, self.model, self._protocol, code, seconds)
 
 
 class Metrics:
@@ -107,27 +127,42 @@ class Metrics:
         self._seen: dict[str, dict[str, int]] = {}
         self._children: dict[tuple[Any, ...], Any] = {}
         self._statistics: dict[str, Statistics] = {}
+        self._pending: deque[tuple[Callable[..., None], tuple[Any, ...]]] = deque()
+        self._flushing = threading.Lock()
 
-    @contextmanager
-    def request(self, name: str, protocol: str) -> Iterator[Watch]:
-        """Counts and times a call of a model, soon."""
-        watch, code, begin = Watch(), "ok", time.perf_counter()
-        try:
-            yield watch
-        except BaseException as error:
-            code = status_of(error)[1].lower() if isinstance(error, Exception) else "cancelled"
-            raise
-        finally:
-            soon(self._count, watch.model, protocol, code, time.perf_counter() - begin)
+    def later(self, function: Callable[..., None], *arguments: Any) -> None:
+        """Calls what counts, before anything is read. Any thread may call this."""
+        if self._is_shared:  # and another worker may read
+            soon(function, *arguments)
+            return
+        self._pending.append((function, arguments))
+        if len(self._pending) >= _MOST_PENDING:
+            soon(self._flush)
 
-    def _count(self, model: str, protocol: str, code: str, seconds: float) -> None:
+    def _flush(self) -> None:
+        with self._flushing:
+            while self._pending:
+                function, arguments = self._pending.popleft()
+                function(*arguments)
+
+    def request(self, protocol: str) -> Watch:
+        """Counts and times a call of a model."""
+        return Watch(self, protocol)
+
+    def call(self, model: str, protocol: str, code: str, seconds: float) -> None:
+        """Counts a call of a model."""
         self._child(self._requests, model, protocol, code).inc()
         self._child(self._request_seconds, model, protocol).observe(seconds)
-        self.statistics(model).request(code == "ok", seconds)
+        self._statistics_of(model).request(code == "ok", seconds)
 
     def statistics(self, model: str) -> Statistics:
         """Of a model, in this process."""
-        return self._statistics.setdefault(model, Statistics())
+        self._flush()
+        return self._statistics_of(model)
+
+    def _statistics_of(self, model: str) -> Statistics:
+        found = self._statistics.get(model)
+        return self._statistics.setdefault(model, Statistics()) if found is None else found
 
     def http(self, method: str, route: str, status: int, seconds: float) -> None:
         """Counts a response. ``route`` is the path's pattern, not the path."""
@@ -147,7 +182,8 @@ class Metrics:
         self._llm_each.labels(model).observe(seconds)
 
     def refresh(self, repository: Repository) -> None:
-        """Reads what is not told: queues, memory, the engines' counters."""
+        """Reads what is not told: queues, memory, the engines' counters. Counts what is still to be counted."""
+        self._flush()
         models = repository.models
         self._loaded.set(len(models))
         for name, model in models.items():
@@ -170,6 +206,7 @@ class Metrics:
 
     def render(self) -> bytes:
         """The text that Prometheus reads."""
+        self._flush()
         if not self._is_shared:
             return generate_latest(self._registry)
         registry = CollectorRegistry()
@@ -207,6 +244,7 @@ class Metrics:
 
 class _BatchObserver(Observer):
     def __init__(self, metrics: Metrics, model: str) -> None:
+        self._later = metrics.later
         self._calls = metrics._batch_calls.labels(model)
         self._rows = metrics._batch_rows.labels(model)
         self._seconds = metrics._batch_seconds.labels(model)
@@ -215,14 +253,20 @@ class _BatchObserver(Observer):
         self._statistics = metrics.statistics(model)
 
     def batch(self, calls: int, rows: int, seconds: float) -> None:
-        self._calls.observe(calls)
-        self._rows.observe(rows)
-        self._seconds.observe(seconds)
-        self._statistics.executed(calls, rows, seconds)
+        self._later(self._count_batch, calls, rows, seconds, time.time())
 
     def waited(self, seconds: float) -> None:
-        self._wait.observe(seconds)
-        self._statistics.waited(seconds)
+        self._later(self._count_wait, seconds)
 
     def split(self, error: BaseException) -> None:
         self._splits.inc()
+
+    def _count_batch(self, calls: int, rows: int, seconds: float, now: float) -> None:
+        self._calls.observe(calls)
+        self._rows.observe(rows)
+        self._seconds.observe(seconds)
+        self._statistics.executed(calls, rows, seconds, now)
+
+    def _count_wait(self, seconds: float) -> None:
+        self._wait.observe(seconds)
+        self._statistics.waited(seconds)

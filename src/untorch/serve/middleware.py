@@ -87,21 +87,14 @@ class Access:
                 raise  # a response has begun: the connection is closed
             await error_response(error, scope)(scope, receive, send_with_id)
         finally:
-            soon(self._record, scope, status or 499, time.perf_counter() - begin)
+            self._record(scope, status or 499, time.perf_counter() - begin)
 
     def _record(self, scope: Scope, status: int, seconds: float) -> None:
         route = getattr(scope.get("route"), "path", None) or "other"
         method = scope["method"] if scope["method"] in ("GET", "POST", "HEAD", "OPTIONS") else "other"
-        self._state.metrics.http(method, route, status, seconds)
+        self._state.metrics.later(self._state.metrics.http, method, route, status, seconds)
         if _log.isEnabledFor(logging.INFO):
-            client = (scope.get("client") or [None])[0]
-            _log.info(
-                "%s %s %d %.1f ms", scope["method"], scope["path"], status, seconds * 1e3,
-                extra={
-                    "request_id": scope["request_id"], "method": scope["method"], "path": scope["path"],
-                    "status": status, "seconds": round(seconds, 6), "client": client,
-                },
-            )  # fmt: skip
+            soon(_write_log, scope, status, seconds)
 
 
 class Authorize:
@@ -215,6 +208,17 @@ async def _discard(receive: Receive) -> None:
         count += len(message.get("body", b""))
         if message["type"] == "http.disconnect" or not message.get("more_body"):
             return
+
+
+def _write_log(scope: Scope, status: int, seconds: float) -> None:
+    client = (scope.get("client") or [None])[0]
+    _log.info(
+        "%s %s %d %.1f ms", scope["method"], scope["path"], status, seconds * 1e3,
+        extra={
+            "request_id": scope["request_id"], "method": scope["method"], "path": scope["path"],
+            "status": status, "seconds": round(seconds, 6), "client": client,
+        },
+    )  # fmt: skip
 
 
 def _header(scope: Scope, name: bytes) -> bytes | None:

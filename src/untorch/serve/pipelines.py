@@ -91,7 +91,7 @@ class _Pipelines:
 
         async def answer() -> Response:
             try:
-                with self._server.metrics.request(name, "pipeline") as watch:
+                with self._server.metrics.request("pipeline") as watch:
                     watch.model = name
                     found = await retried(begin)
                 return await self._server.call(_answer, found)

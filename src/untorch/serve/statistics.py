@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -45,12 +44,12 @@ class Statistics:
         with self._lock:
             self.queue.add(seconds)
 
-    def executed(self, calls: int, rows: int, seconds: float) -> None:
-        """So many calls were computed together."""
+    def executed(self, calls: int, rows: int, seconds: float, end: float) -> None:
+        """So many calls were computed together. ``end``: seconds since 1970."""
         with self._lock:
             self.compute.add(seconds, calls)
             self.executions.setdefault(rows, _Duration()).add(seconds)
-            self.last = int(time.time() * 1e3)
+            self.last = int(end * 1e3)
 
     def to_json(self, name: str, version: str) -> dict[str, Any]:
         """As Triton's statistics extension has it. Input and output are no steps of their own here: they take 0 ns."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import time
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
@@ -18,6 +19,8 @@ class Tracer:
     def __init__(self) -> None:
         self._trace: Any = None
         self._propagate: Any = None
+        self._is_enabled = False
+        self._looked = float("-inf")
         try:
             self._trace = importlib.import_module("opentelemetry.trace")
             self._propagate = importlib.import_module("opentelemetry.propagate")
@@ -29,8 +32,13 @@ class Tracer:
 
     @property
     def enabled(self) -> bool:
-        """Whether spans are made."""
-        return self._trace is not None and not isinstance(self._trace.get_tracer_provider(), self._without)
+        """Whether spans are made: from at most a second after a provider was set."""
+        if self._trace is None:
+            return False
+        if not self._is_enabled and (now := time.monotonic()) - self._looked >= 1.0:  # each look reads the environment
+            self._looked = now
+            self._is_enabled = not isinstance(self._trace.get_tracer_provider(), self._without)
+        return self._is_enabled
 
     def server_span(self, name: str, headers: Mapping[str, str], **attributes: Any) -> AbstractContextManager[Any]:
         """The span of a request, a child of the one that the ``traceparent`` header names."""

@@ -264,6 +264,21 @@ def test_no_spans_without_a_provider() -> None:
         assert outer is None and inner is None
 
 
+def test_a_provider_that_is_set_later(monkeypatch: pytest.MonkeyPatch) -> None:
+    trace = pytest.importorskip("opentelemetry.sdk.trace")
+    from untorch.serve.tracing import Tracer
+
+    now = 100.0
+    monkeypatch.setattr("untorch.serve.tracing.time.monotonic", lambda: now)
+    tracer = Tracer()
+    assert not tracer.enabled
+    provider = trace.TracerProvider()
+    monkeypatch.setattr("opentelemetry.trace.get_tracer_provider", lambda: provider)
+    assert not tracer.enabled
+    now += 1
+    assert tracer.enabled
+
+
 def test_no_spans_without_the_package(monkeypatch: pytest.MonkeyPatch) -> None:
     from untorch.serve.tracing import Tracer
 

@@ -287,6 +287,54 @@ def test_kinds_take_turns() -> None:
     assert order.index(7) <= 2
 
 
+def test_no_call_is_left_when_waits_end_as_others_begin() -> None:
+    """Runners that stop waiting for a batch to fill, while calls come, are woken, and not for nothing for ever."""
+    batcher = Batcher(lambda inputs: [inputs[0] + 1], joins=True, max_batch_size=4, max_wait=2e-4, runners=4)
+    done: list[Call] = []
+    finished = threading.Semaphore(0)
+
+    def finish(call: Call) -> None:
+        done.append(call)
+        finished.release()
+
+    for i in range(3000):
+        batcher.submit(rows(i), finish)
+        if i % 3 == 0:
+            time.sleep(2e-4 * (i % 7) / 4)
+    for _ in range(3000):
+        assert finished.acquire(timeout=10)
+    assert sorted(float(call.outputs[0][0, 0]) for call in done if call.outputs) == [i + 1.0 for i in range(3000)]
+    eventually_idle(batcher)
+    batcher.close()
+
+
+def eventually_idle(batcher: Batcher) -> None:
+    end = time.monotonic() + 10
+    while batcher._idle != 4 or not batcher._wakes.empty():
+        assert time.monotonic() < end, (batcher._idle, batcher._wakes.qsize())
+        time.sleep(1e-3)
+    assert (batcher.waiting, batcher.running) == (0, 0)
+
+
+def test_a_late_calls_callback_may_submit() -> None:
+    gate = Gate()
+    batcher = Batcher(gate, joins=False)
+    batcher.submit(rows(1), lambda call: None)
+    assert gate.entered.wait(10)
+    again, late = threading.Event(), threading.Event()
+
+    def retry(call: Call) -> None:
+        assert isinstance(call.error, DeadlineError)
+        late.set()
+        batcher.submit(rows(3), lambda call: again.set())
+
+    batcher.submit(rows(2), retry, timeout=1e-6)
+    gate.open.set()
+    assert late.wait(10)
+    assert again.wait(10)
+    batcher.close()
+
+
 def test_runners_work_at_a_time() -> None:
     together = threading.Barrier(3)
 

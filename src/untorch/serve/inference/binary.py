@@ -44,18 +44,18 @@ def parse_json(data: bytes | memoryview) -> dict[str, Any]:
     return document
 
 
-def split(body: bytes, header_length: str | None) -> tuple[dict[str, Any], Reader]:
+def split(body: bytes, header_length: str | None) -> tuple[memoryview, Reader]:
     """The JSON header, and what reads the bytes behind it. Raises InvalidArgumentError."""
+    view = memoryview(body)
     if header_length is None:
-        return parse_json(body), Reader(memoryview(b""))
+        return view, Reader(view[:0])
     if not header_length.isascii() or not header_length.isdecimal() or int(header_length[:20]) > len(body):
         raise InvalidArgumentError(
             f"Inference-Header-Content-Length: expected at most {len(body)}, the length of the body, "
             f"got {header_length!r:.40}"
         )
     length = int(header_length)
-    view = memoryview(body)
-    return parse_json(view[:length]), Reader(view[length:])
+    return view[:length], Reader(view[length:])
 
 
 class Reader:

@@ -6,28 +6,24 @@ server does for a call of a small model.
 
 from __future__ import annotations
 
-import json
 import re
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from starlette.requests import ClientDisconnect
 from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from untorch.runtime.errors import InvalidArgumentError
 from untorch.serve.endpoint import error_response
 from untorch.serve.errors import BodyTooLargeError
 from untorch.serve.inference.binary import HEADER_LENGTH, decompress, split
-from untorch.serve.inference.infer import InferRequest, InferResponse, check_tensor_parameters, infer
-from untorch.serve.inference.tensors import check_shape, datatype_of, dtype_name, from_json, from_raw, to_json, to_raw
+from untorch.serve.inference.http_header import encode_response, parse_header
+from untorch.serve.inference.infer import InferRequest, infer
 
 if TYPE_CHECKING:
     from untorch.serve.state import ServerState
 
 __all__ = ["Infer", "InferFirst"]
 
-_encode = json.JSONEncoder(separators=(",", ":")).encode
 _HEADER_LENGTH = HEADER_LENGTH.encode()
 _PATH = re.compile("/v2/models/(?P<name>[^/]+)(?:/versions/(?P<version>[^/]+))?/infer")
 
@@ -64,15 +60,21 @@ class Infer:
             elif key == _HEADER_LENGTH:
                 header_length = value.decode("latin-1")
         body = decompress(await _body(receive), encoding, self._state.options.max_body)
-        document, reader = split(body, header_length)
-        wanted, binary = _requested_outputs(document)
+        text, reader = split(body, header_length)
+        header = parse_header(text, header_length is not None)
         parameters = scope["path_params"]
         request = InferRequest(
-            parameters["name"], parameters.get("version") or "", _text(document, "id"), _inputs(document, reader),
-            wanted, _parameters(document, "the request"),
+            parameters["name"], parameters.get("version") or "", header.id, header.read(reader), header.outputs,
+            header.parameters,
         )  # fmt: skip
-        response = await infer(self._state, request, "http")
-        return _encoded(response, binary, bool(request.parameters.get("binary_data_output")))
+        head, parts = encode_response(await infer(self._state, request, "http"), header)
+        if not parts:
+            return [(b"content-length", b"%d" % len(head)), (b"content-type", b"application/json")], head
+        body = b"".join((head, *parts))
+        return [
+            (_HEADER_LENGTH, b"%d" % len(head)), (b"content-length", b"%d" % len(body)),
+            (b"content-type", b"application/octet-stream"),
+        ], body  # fmt: skip
 
 
 class InferFirst:
@@ -103,97 +105,3 @@ async def _body(receive: Receive) -> bytes:
         if not message.get("more_body"):
             return b"".join(parts)
     raise ClientDisconnect()
-
-
-def _text(document: Mapping[str, Any], key: str) -> str:
-    value = document.get(key)
-    if value is None:
-        return ""
-    if not isinstance(value, str):
-        raise InvalidArgumentError(f"{key}: expected a string, got {value!r:.80}")
-    return value
-
-
-def _parameters(document: Mapping[str, Any], what: str) -> dict[str, Any]:
-    value = document.get("parameters")
-    if value is None:
-        return {}
-    if not isinstance(value, dict):
-        raise InvalidArgumentError(f"{what}: parameters: expected an object, got {value!r:.80}")
-    return value
-
-
-def _items(document: Mapping[str, Any], key: str) -> list[tuple[str, dict[str, Any]]]:
-    value = document.get(key)
-    if value is None:
-        return []
-    if not isinstance(value, list):
-        raise InvalidArgumentError(f"{key}: expected a list, got {value!r:.80}")
-    found: dict[str, dict[str, Any]] = {}
-    for item in value:
-        if not isinstance(item, dict) or not isinstance(item.get("name"), str):
-            raise InvalidArgumentError(f"{key}: expected objects with a name, got {item!r:.80}")
-        if item["name"] in found:
-            raise InvalidArgumentError(f"{key}: '{item['name']:.80}' is given twice")
-        found[item["name"]] = item
-    return list(found.items())
-
-
-def _inputs(document: Mapping[str, Any], reader: Any) -> dict[str, Any]:
-    if document.get("inputs") is None:
-        raise InvalidArgumentError("inputs: expected a list of tensors, got none")
-    inputs = {}
-    for name, item in _items(document, "inputs"):
-        what = f"input '{name:.80}'"
-        parameters = _parameters(item, what)
-        check_tensor_parameters(parameters, what)
-        datatype, shape = _text(item, "datatype"), check_shape(item.get("shape"), what)
-        if "binary_data_size" in parameters:
-            inputs[name] = from_raw(reader.take(parameters["binary_data_size"], what), datatype, shape, what)
-        else:
-            inputs[name] = from_json(item.get("data"), datatype, shape, what)
-    reader.finish()
-    return inputs
-
-
-def _requested_outputs(document: Mapping[str, Any]) -> tuple[list[str], dict[str, bool]]:
-    """Names in order; whether each is wanted in binary, if the request says so."""
-    names, binary = [], {}
-    for name, item in _items(document, "outputs"):
-        parameters = _parameters(item, f"output '{name:.80}'")
-        check_tensor_parameters(parameters, f"output '{name:.80}'")
-        names.append(name)
-        if "binary_data" in parameters:
-            binary[name] = bool(parameters["binary_data"])
-    return names, binary
-
-
-def _encoded(
-    response: InferResponse, binary: Mapping[str, bool], by_default: bool
-) -> tuple[list[tuple[bytes, bytes]], bytes]:
-    """Headers and body."""
-    outputs, parts = [], []
-    for name, array in response.outputs.items():
-        item: dict[str, Any] = {
-            "name": name, "datatype": datatype_of(dtype_name(array.dtype)), "shape": list(array.shape)
-        }  # fmt: skip
-        if binary.get(name, by_default):
-            raw = to_raw(array)
-            parts.append(raw)
-            item["parameters"] = {"binary_data_size": len(raw)}
-        else:
-            item["data"] = to_json(array)
-        outputs.append(item)
-    document: dict[str, Any] = {
-        "model_name": response.model, "model_version": response.version, "outputs": outputs
-    }  # fmt: skip
-    if response.id:
-        document["id"] = response.id
-    header = _encode(document).encode()
-    if not parts:
-        return [(b"content-length", b"%d" % len(header)), (b"content-type", b"application/json")], header
-    body = b"".join((header, *parts))
-    return [
-        (_HEADER_LENGTH, b"%d" % len(header)), (b"content-length", b"%d" % len(body)),
-        (b"content-type", b"application/octet-stream"),
-    ], body  # fmt: skip

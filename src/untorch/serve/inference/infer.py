@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -53,7 +53,7 @@ class InferRequest:
     version: str = ""
     id: str = ""
     inputs: dict[str, Array] = field(default_factory=dict)
-    outputs: list[str] = field(default_factory=list)
+    outputs: Sequence[str] = ()
     parameters: Mapping[str, Any] = field(default_factory=dict)
 
 
@@ -76,7 +76,7 @@ async def infer(state: ServerState, request: InferRequest, protocol: str) -> Inf
         InvalidArgumentError: Names, datatypes, shapes or parameters are not the model's.
         UntorchError: What the call raises.
     """
-    with state.metrics.request(request.model, protocol) as watch, state.tracer.span("infer", model=request.model):
+    with state.metrics.request(protocol) as watch, state.tracer.span("infer", model=request.model):
         model = state.repository.get(request.model, request.version)
         watch.model = model.name
         for name in request.parameters:
