@@ -1,4 +1,8 @@
-"""ASGI middleware: request ids, logs, API keys, limits of bodies, and an answer for every exception."""
+"""ASGI middleware: request ids, logs, API keys, limits of bodies, and an answer for every exception.
+
+What has nothing to do behind the application returns the application's own coroutine: of coroutines that await each
+other each takes its time when an answer comes.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +14,7 @@ import logging
 import os
 import re
 import time
-from collections.abc import Iterable
+from collections.abc import Awaitable, Iterable
 from typing import TYPE_CHECKING
 
 from starlette.requests import ClientDisconnect
@@ -105,16 +109,15 @@ class Authorize:
         self._keys = tuple(keys)
         self._origins = frozenset(origin.encode() for origin in origins)
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+    def __call__(self, scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:
         """Serves a request."""
         if scope["type"] == "http" and scope["path"] not in _OPEN:
             status, text = self._refusal(scope)
             if text:
                 headers = {"connection": "close"} | ({"www-authenticate": "Bearer"} if status == 401 else {})
                 document = error_document(scope["path"], status, text)
-                await JSONResponse(document, status_code=status, headers=headers)(scope, receive, send)
-                return
-        await self._app(scope, receive, send)
+                return JSONResponse(document, status_code=status, headers=headers)(scope, receive, send)
+        return self._app(scope, receive, send)
 
     def _refusal(self, scope: Scope) -> tuple[int, str]:
         if self._keys:
@@ -147,18 +150,18 @@ class LimitBody:
         self._app = app
         self._limit = limit
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+    def __call__(self, scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:
         """Serves a request."""
         if scope["type"] != "http":
-            await self._app(scope, receive, send)
-            return
+            return self._app(scope, receive, send)
         length = _header(scope, b"content-length")
-        if length is not None:
-            if not length.isdigit() or int(length[:20]) > self._limit:
-                await self._refuse(scope, receive, send)
-            else:  # the HTTP parser takes no more bytes for the body than it says
-                await self._app(scope, receive, send)
-            return
+        if length is None:
+            return self._count(scope, receive, send)
+        if not length.isdigit() or int(length[:20]) > self._limit:
+            return self._refuse(scope, receive, send)
+        return self._app(scope, receive, send)  # the HTTP parser takes no more bytes for the body than it says
+
+    async def _count(self, scope: Scope, receive: Receive, send: Send) -> None:
         received, started, exceeded = 0, False, False
 
         async def limited() -> Message:

@@ -7,6 +7,7 @@ server does for a call of a small model.
 from __future__ import annotations
 
 import re
+from collections.abc import Awaitable
 from typing import TYPE_CHECKING
 
 from starlette.requests import ClientDisconnect
@@ -16,8 +17,8 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from untorch.serve.endpoint import error_response
 from untorch.serve.errors import BodyTooLargeError
 from untorch.serve.inference.binary import HEADER_LENGTH, decompress, split
-from untorch.serve.inference.http_header import encode_response, parse_header
-from untorch.serve.inference.infer import InferRequest, infer
+from untorch.serve.inference.http_header import RequestHeader, encode_response, parse_header
+from untorch.serve.inference.infer import InferRequest, InferResponse, infer
 
 if TYPE_CHECKING:
     from untorch.serve.state import ServerState
@@ -43,7 +44,8 @@ class Infer:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serves a request."""
         try:
-            headers, body = await self._answer(scope, receive)
+            request, header = self._request(scope, await _body(receive))
+            headers, body = _response(await infer(self._state, request, "http"), header)
         except (BodyTooLargeError, ClientDisconnect):
             raise  # the middleware answers
         except Exception as error:
@@ -52,14 +54,14 @@ class Infer:
         await send({"type": "http.response.start", "status": 200, "headers": headers})
         await send({"type": "http.response.body", "body": body})
 
-    async def _answer(self, scope: Scope, receive: Receive) -> tuple[list[tuple[bytes, bytes]], bytes]:
+    def _request(self, scope: Scope, body: bytes) -> tuple[InferRequest, RequestHeader]:
         encoding, header_length = "", None
         for key, value in scope["headers"]:
             if key == b"content-encoding":
                 encoding = value.decode("latin-1").lower()
             elif key == _HEADER_LENGTH:
                 header_length = value.decode("latin-1")
-        body = decompress(await _body(receive), encoding, self._state.options.max_body)
+        body = decompress(body, encoding, self._state.options.max_body)
         text, reader = split(body, header_length)
         header = parse_header(text, header_length is not None)
         parameters = scope["path_params"]
@@ -67,14 +69,7 @@ class Infer:
             parameters["name"], parameters.get("version") or "", header.id, header.read(reader), header.outputs,
             header.parameters,
         )  # fmt: skip
-        head, parts = encode_response(await infer(self._state, request, "http"), header)
-        if not parts:
-            return [(b"content-length", b"%d" % len(head)), (b"content-type", b"application/json")], head
-        body = b"".join((head, *parts))
-        return [
-            (_HEADER_LENGTH, b"%d" % len(head)), (b"content-length", b"%d" % len(body)),
-            (b"content-type", b"application/octet-stream"),
-        ], body  # fmt: skip
+        return request, header
 
 
 class InferFirst:
@@ -84,17 +79,28 @@ class InferFirst:
         self._app = app
         self._infer = infer
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+    def __call__(self, scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:
         """Serves a request."""
         is_post = scope["type"] == "http" and scope["method"] == "POST"
         # Below another application's path the router takes that off.
         match = _PATH.fullmatch(scope["path"]) if is_post and not scope.get("root_path") else None
         if match is None:
-            await self._app(scope, receive, send)
-            return
+            return self._app(scope, receive, send)
         scope["path_params"] = match.groupdict()
         scope["route"] = self._infer.routes[match["version"] is not None]
-        await self._infer(scope, receive, send)
+        return self._infer(scope, receive, send)
+
+
+def _response(response: InferResponse, header: RequestHeader) -> tuple[list[tuple[bytes, bytes]], bytes]:
+    """Headers and body."""
+    head, parts = encode_response(response, header)
+    if not parts:
+        return [(b"content-length", b"%d" % len(head)), (b"content-type", b"application/json")], head
+    body = b"".join((head, *parts))
+    return [
+        (_HEADER_LENGTH, b"%d" % len(head)), (b"content-length", b"%d" % len(body)),
+        (b"content-type", b"application/octet-stream"),
+    ], body  # fmt: skip
 
 
 async def _body(receive: Receive) -> bytes:
