@@ -22,7 +22,7 @@ def main() -> None:
     quality = Quality()
     rows = []
     for group_size, exclude in CASES[-1:] if options.quick else CASES:
-        for method, int8_activations in (("rtn", False), ("hqq", False), ("hqq", True)):
+        for method, int8_activations in (("rtn", False), ("symmetric", False), ("hqq", False), ("hqq", True)):
             values = quality.values("int4", int8_activations, group_size=group_size, method=method, exclude=exclude)
             label = f"{method}, {group_size}" + (f", {exclude} in float32" if exclude else "")
             label += ", int8 activations" if int8_activations else ""
@@ -32,7 +32,7 @@ def main() -> None:
     size = 256 if options.quick else 4096
     weight = torch.randn(size, size)
     rows = []
-    for method in ("rtn", "hqq"):
+    for method in ("rtn", "symmetric", "hqq"):
         seconds = [best_of_three(weight.to(dtype), method) for dtype in (torch.float32, torch.bfloat16)]
         report.values[f"{method}, {size} × {size}"] = seconds
         rows.append([method, *(f"{value:.2f}" for value in seconds)])

@@ -82,6 +82,7 @@ INT4 = {"dtype": "int4", "group_size": 32, "method": "rtn", "embeddings": True}
 # Another variant is another line.
 VARIANTS = {
     "int4": Variant("untorch, int4", INT4),
+    "int4symmetric": Variant("untorch, int4, symmetric", INT4 | {"method": "symmetric"}),
     "int4float": Variant("untorch, int4, float activations", INT4, int8_activations=False),
     "int8": Variant("untorch, int8", {"dtype": "int8", "embeddings": True}),
     "nvfp4": Variant("untorch, NVFP4", {"dtype": "nvfp4", "method": "rtn"}),

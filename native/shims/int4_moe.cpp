@@ -29,7 +29,8 @@ Int4WeightShape check_weight(const Op& op, const WeightArguments& given, std::in
   if (integers) {
     out.k = wanted;
     check_is(op, given.name, weight, DType::kInt32, Dims{rows / 16, out.k / 8, 16});
-    check_is(op, given.scale_name, scales, scales.dtype(), Dims{rows / 16, out.k / group, 2, 16});
+    const std::int64_t parts = scales.dim() == 4 && scales.size(2) == 1 ? 1 : 2;
+    check_is(op, given.scale_name, scales, scales.dtype(), Dims{rows / 16, out.k / group, parts, 16});
   } else {
     const std::int64_t words = weight.dim() == 4 ? weight.size(3) : 0;
     if (op.on_cuda()) {
@@ -90,6 +91,7 @@ kernels::cpu::Int4Experts experts_of(const Tensor& weight, const Tensor& scales,
   out.n = shape.n, out.k = shape.k, out.inner_k_tiles = shape.inner_k_tiles;
   out.weight = weight.data<std::int32_t>();
   out.scales = scales.raw(), out.scale_type = scale_type_of(scales.dtype());
+  out.has_zeros = scales.dim() != 4 || scales.size(2) != 1;
   return out;
 }
 

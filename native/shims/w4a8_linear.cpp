@@ -83,7 +83,8 @@ TensorPtr w4a8_linear(AtenTensorHandle x, AtenTensorHandle weight, AtenTensorHan
                                                               : " and groups of 256");
   check(is_floating(scales.dtype()) && scales.dtype() != DType::kFloat64, kW4A8Name,
         ": argument 'scale_and_zero' must be float32, bfloat16 or float16, got ", dtype_name(scales.dtype()));
-  call.check_packed("scale_and_zero", scales, {call.panels(), k / group, 2, kPanelColumns});
+  p.has_zeros = scales.dim() != 4 || scales.size(2) != 1;
+  call.check_packed("scale_and_zero", scales, {call.panels(), k / group, p.has_zeros ? 2 : 1, kPanelColumns});
   p.scales = scales.raw(), p.scale_type = scale_type_of(scales.dtype()), p.group = group;
   return call.run(into);
 }

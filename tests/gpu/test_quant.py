@@ -43,7 +43,7 @@ def test_weights_mean_what_pytorchs_operator_takes_them_for(group_size: int, inn
     torch.testing.assert_close(reference.T.float(), ours, rtol=2**-8, atol=0)
 
 
-@pytest.mark.parametrize("method", ["hqq", "rtn"])
+@pytest.mark.parametrize("method", ["hqq", "rtn", "symmetric"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 def test_quantising_on_the_gpu_is_as_good(method: str, dtype: torch.dtype) -> None:
     torch.manual_seed(0)

@@ -33,6 +33,7 @@ class Experts:
         scales: torch.dtype = F32,
         seed: int = 0,
         device: str = "cpu",
+        symmetric: bool = False,
     ) -> None:
         generator = torch.Generator(device).manual_seed(seed)
         self.experts, self.group, self.width, self.integers = e, group, width, integers
@@ -44,7 +45,7 @@ class Experts:
             values = torch.randint(0, 16, (e * n, padded), generator=generator, dtype=torch.uint8, device=device)
             scale = torch.rand((padded // group, e * n), generator=generator, device=device) * 0.02 + 0.01
             zero = torch.randn((padded // group, e * n), generator=generator, device=device) * 0.03
-            both = torch.stack([scale, zero], -1).to(scales)
+            both = torch.stack([scale, zero * 0 if symmetric else zero], -1).to(scales)
             self.packed += pack_w4a8(values, both) if integers else (pack_int4(values), both)
             self._plain.append((values, both, n, inputs))
 

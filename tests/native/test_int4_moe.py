@@ -29,7 +29,10 @@ def test_int4_moe(data: st.DataObject) -> None:
     m, top_k, seed = draw(st.sampled_from([0, 1, 2, 7, 40])), draw(st.integers(1, 8)), draw(st.integers(0, 99))
     dtype, integers = draw(st.sampled_from([F32, BF16, F16])), draw(st.booleans())
     scales = draw(st.sampled_from([F32, BF16, F16]))
-    experts = Experts(e, k, width, draw(st.sampled_from([32, 64, 128, 256])), integers, scales, seed)
+    group, symmetric = draw(st.sampled_from([32, 64, 128, 256])), draw(st.booleans())
+    experts = Experts(e, k, width, group, integers, scales, seed, symmetric=symmetric)
+    if integers:
+        assert {experts.packed[1].shape[2], experts.packed[3].shape[2]} == {1 if symmetric else 2}
     factors, ids = random_routing(m, top_k, e, draw(st.sampled_from([-1, 0])), seed)
     if draw(st.booleans()):
         ids[:] = e - 1  # all on one expert

@@ -27,8 +27,10 @@ AMX_ROWS = 32 if b"amx" in lib.untorch_cpu_extensions().split() else sys.maxsize
 
 
 def pack(values: torch.Tensor, scales: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Values [n, k] as words [ceil(n/16)][k/8][16], scales and zeros [n, k/group, 2] as [ceil(n/16)][k/group][2][16]."""
-    n, k = values.shape
+    """Values [n, k] as words [ceil(n/16)][k/8][16], scales and zeros [n, k/group, 2] as [ceil(n/16)][k/group][2][16];
+    scales alone [n, k/group, 1] as [1][16].
+    """
+    (n, k), parts = values.shape, scales.shape[-1]
     panels = -(-n // 16)
     words = torch.zeros(panels * 16, k // 8, dtype=torch.int64)
     for i in range(8):  # the byte i % 4, its low or high half
@@ -37,7 +39,7 @@ def pack(values: torch.Tensor, scales: torch.Tensor) -> tuple[torch.Tensor, torc
     padded = torch.nn.functional.pad(scales, (0, 0, 0, 0, 0, panels * 16 - n))
     return (
         signed.reshape(panels, 16, k // 8).transpose(1, 2).contiguous(),
-        padded.reshape(panels, 16, -1, 2).permute(0, 2, 3, 1).contiguous(),
+        padded.reshape(panels, 16, -1, parts).permute(0, 2, 3, 1).contiguous(),
     )
 
 
@@ -51,13 +53,16 @@ def in_bfloat16(values: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
 class Weight:
     """A random weight of about unit size: packed, in float64 [n, k], and what of it bfloat16 has."""
 
-    def __init__(self, n: int, k: int, group: int, dtype: torch.dtype = F32, seed: int = 0) -> None:
+    def __init__(
+        self, n: int, k: int, group: int, dtype: torch.dtype = F32, seed: int = 0, symmetric: bool = False
+    ) -> None:
         generator = torch.Generator().manual_seed(seed)
         self.values = torch.randint(0, 16, (n, k), generator=generator)
         scale = torch.rand((n, k // group), generator=generator) * 0.2 + 0.05
-        scales = torch.stack([scale, torch.randn(n, k // group, generator=generator) * 0.3], -1).to(dtype)
+        zero = torch.randn(n, k // group, generator=generator) * (0.0 if symmetric else 0.3)
+        scales = torch.stack([scale, zero], -1).to(dtype)
         self.n, self.group = n, group
-        self.packed, self.scales = pack(self.values, scales)
+        self.packed, self.scales = pack(self.values, scales[..., :1] if symmetric else scales)
         wide = scales.double().repeat_interleave(group, 1)
         self.dense = (self.values.double() - 8) * wide[..., 0] + wide[..., 1]
         self.rounded = in_bfloat16(self.values, scales)
@@ -131,7 +136,7 @@ def test_w4a8_linear(data: st.DataObject) -> None:
     group = draw(st.sampled_from(GROUPS))
     n, k = draw(st.integers(1, 150)), group * draw(st.integers(1, max(1, 512 // group)))
     dtype = draw(st.sampled_from([F32, BF16, F16]))
-    w = Weight(n, k, group, draw(st.sampled_from([F32, BF16, F16])), draw(st.integers(0, 99)))
+    w = Weight(n, k, group, draw(st.sampled_from([F32, BF16, F16])), draw(st.integers(0, 99)), draw(st.booleans()))
     width = k - draw(st.integers(0, group - 1))
     generator = torch.Generator().manual_seed(draw(st.integers(0, 99)))
 
@@ -151,6 +156,20 @@ def test_rows_and_groups(group: int, scales: torch.dtype) -> None:
         for m in (1, 2, 3, 4, 5, 6, 7, 13, 64):
             x = torch.randn(m, 256, generator=torch.Generator().manual_seed(m))
             check(linear(x, w), x, w)
+
+
+@pytest.mark.parametrize("scales", [F32, BF16, F16])
+@pytest.mark.parametrize("group", GROUPS)
+def test_without_zeros_results_are_those_with_zeros_of_0(group: int, scales: torch.dtype) -> None:
+    for n in (15, 64, 130):
+        w, same = Weight(n, 512, group, scales, seed=n, symmetric=True), Weight(n, 512, group, scales, seed=n)
+        assert w.scales.shape[2] == 1
+        same.packed, same.scales = w.packed, torch.nn.functional.pad(w.scales, (0, 0, 0, 1))
+        for m in (1, 2, 3, 6, 7, 64):
+            x = torch.randn(m, 512, generator=torch.Generator().manual_seed(m))
+            got = linear(x, w)
+            assert torch.equal(got, linear(x, same))
+            check(got, x, w)
 
 
 def test_the_largest_sums() -> None:
@@ -295,6 +314,7 @@ def operands(**changed: Any) -> list[Any]:
         ({"scales": torch.ones(2, 2, 2, 16).double()},
          "argument 'scale_and_zero' must be float32, bfloat16 or float16, got float64"),
         ({"scales": torch.ones(2, 2, 16, 2)}, "argument 'scale_and_zero' must be contiguous of shape [2, 2, 2, 16]"),
+        ({"scales": torch.ones(2, 2, 1, 8)}, "argument 'scale_and_zero' must be contiguous of shape [2, 2, 1, 16]"),
         ({"bias": torch.ones(19)}, "argument 'bias' must have shape [20], got [19]"),
         ({"bias": torch.ones(20, dtype=BF16)}, "argument 'bias' must be float32 like 'x', got bfloat16"),
     ],

@@ -39,7 +39,7 @@ def quantize_report(
         typer.Option(
             "--quantize-method",
             metavar="NAME",
-            help="int4: hqq (default) or rtn; int8 and fp8: rtn; nvfp4: search (default) or rtn.",
+            help="int4: hqq (default), rtn or symmetric; int8 and fp8: rtn; nvfp4: search (default) or rtn.",
         ),
     ] = None,
     include: Annotated[

@@ -212,7 +212,8 @@ def _sizes(caller: str, name: str, weight: torch.Tensor, scales: torch.Tensor, g
         if weight.shape[2] != W4A8_BLOCK:
             raise ValueError(f"{caller}: {name}: expected [n / 16][k / 8][16], got {kind_of(weight)}")
         n, k = weight.shape[0] * W4A8_BLOCK, weight.shape[1] * 8
-        shape: tuple[int, ...] = (weight.shape[0], k // group, 2, W4A8_BLOCK)
+        parts = 1 if scales.dim() == 4 and scales.shape[2] == 1 else 2
+        shape: tuple[int, ...] = (weight.shape[0], k // group, parts, W4A8_BLOCK)
     else:
         if weight.shape[2] != LANES or 2 * weight.shape[3] not in INNER_K_TILES:
             raise ValueError(f"{caller}: {name}: expected [n / 8][k / (16·t)][32][t / 2], got {kind_of(weight)}")

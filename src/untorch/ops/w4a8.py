@@ -122,9 +122,10 @@ def _check(
     if group_size not in GROUP_SIZES:
         raise ValueError(f"w4a8_linear: group_size: expected 32, 64, 128 or 256, got {group_size}")
     panels, groups = -(-out_features // W4A8_BLOCK), -(-x.shape[-1] // group_size) if x.dim() else 0
+    parts = 1 if scale_and_zero.dim() == 4 and scale_and_zero.shape[2] == 1 else 2
     expected = {
         "weight": (weight, (panels, groups * group_size // 8, W4A8_BLOCK), (torch.int32,)),
-        "scale_and_zero": (scale_and_zero, (panels, groups, 2, W4A8_BLOCK), _SCALE_DTYPES),
+        "scale_and_zero": (scale_and_zero, (panels, groups, parts, W4A8_BLOCK), _SCALE_DTYPES),
         "bias": (bias, (out_features,), (x.dtype,)),
     }
     check_operands("w4a8_linear", x, expected)

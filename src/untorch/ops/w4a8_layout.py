@@ -6,9 +6,10 @@ with a scale for each 16, becomes
     weight          int32 [ceil(n / 16)][k / 8][16]         scale_and_zero  [ceil(n / 16)][k / group_size][2][16]
                                                             block_scale     [ceil(n / 16)][k / 16][16]
 
-padded with zeros behind n. The word [j][o][i] holds the output 16·j + i and the inputs 8·o to 8·o + 7; byte b of it has
-the input 8·o + b in its low half and 8·o + 4 + b in its high half. A mask leaves four neighbours of k in a 32-bit lane,
-which is what ``vpdpbusd`` (VNNI) multiplies, and 16 outputs beside each other are a vector of AVX-512 or two of AVX2.
+padded with zeros behind n; where all zeros are 0 without them, [1][16]. The word [j][o][i] holds the output 16·j + i
+and the inputs 8·o to 8·o + 7; byte b of it has the input 8·o + b in its low half and 8·o + 4 + b in its high half. A
+mask leaves four neighbours of k in a 32-bit lane, which is what ``vpdpbusd`` (VNNI) multiplies, and 16 outputs beside
+each other are a vector of AVX-512 or two of AVX2.
 """
 
 from __future__ import annotations
@@ -30,8 +31,9 @@ def pack_w4a8(values: torch.Tensor, scale_and_zero: torch.Tensor) -> tuple[torch
     k must be a multiple of the group size, 32 or more.
     """
     n, panels, groups = values.shape[0], -(-values.shape[0] // W4A8_BLOCK), scale_and_zero.shape[0]
-    scales = nn.functional.pad(scale_and_zero, (0, 0, 0, panels * W4A8_BLOCK - n))
-    return _pack_words(values), scales.reshape(groups, panels, W4A8_BLOCK, 2).permute(1, 0, 3, 2).contiguous()
+    parts = 2 if scale_and_zero[..., 1].any() else 1
+    scales = nn.functional.pad(scale_and_zero[..., :parts], (0, 0, 0, panels * W4A8_BLOCK - n))
+    return _pack_words(values), scales.reshape(groups, panels, W4A8_BLOCK, parts).permute(1, 0, 3, 2).contiguous()
 
 
 def pack_nvfp4_w4a8(codes: torch.Tensor, block_scale: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -62,9 +64,9 @@ def unpack_w4a8(
     weight: torch.Tensor, scale_and_zero: torch.Tensor, out_features: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """The inverse of ``pack_w4a8``: values [out_features, k], scales and zeros [k / group_size, out_features, 2]."""
-    panels, groups = scale_and_zero.shape[:2]
-    scales = scale_and_zero.permute(1, 0, 3, 2).reshape(groups, panels * W4A8_BLOCK, 2)
-    return _unpack_words(weight)[:out_features], scales[:, :out_features]
+    panels, groups, parts, _ = scale_and_zero.shape
+    scales = scale_and_zero.permute(1, 0, 3, 2).reshape(groups, panels * W4A8_BLOCK, parts)
+    return _unpack_words(weight)[:out_features], nn.functional.pad(scales[:, :out_features], (0, 2 - parts))
 
 
 def unpack_nvfp4_w4a8(

@@ -58,6 +58,7 @@ def quantize(
             chosen; int8 and fp8 have no groups. Inputs that fill no group are padded.
         method: For int4 "hqq" (None): the zeros are optimised so that outliers do not spoil the rest (half-quadratic
             quantisation). "rtn": rounded to the nearest of 16 steps between the group's least and largest value.
+            "symmetric": the same from -8 to 7 steps of a scale alone; on CPUs zeros then take no memory.
             For int8 "rtn" (None): to the nearest of 255 steps, the output's largest magnitude at the end. For fp8
             "rtn" (None): to the nearest value, the output's largest magnitude at 448, the largest of E4M3.
             For nvfp4 "search" (None): each scale is that of the least squared error. "rtn": the scale that makes the

@@ -1,4 +1,4 @@
-"""How a weight becomes four bits: rounding to nearest (RTN), and half-quadratic quantisation (HQQ).
+"""How a weight becomes four bits: rounding to nearest (RTN), also without zeros, and half-quadratic quantisation (HQQ).
 
 Both see a weight [n, k] as groups [n, k / group_size, group_size] and choose a scale and a zero for each, for
 w ≈ (q − 8)·scale + zero with q from 0 to 15. All of it is element-wise torch and sums over groups, so torch's threads
@@ -54,10 +54,14 @@ def quantize_int4(
     packed = torch.empty((n // N_TILE, k // _BLOCK, LANES, 4), dtype=torch.int32)
     scale_and_zero = torch.empty((groups, n, 2), dtype=weight.dtype)
     sums = torch.empty((weight.shape[0], 2), dtype=torch.float64)
-    if method == "hqq":
+    if method != "rtn":  # whose scales the kernel finds itself
         for part in chunks(weight, k):
-            found = torch.empty((part.stop - part.start, groups, 2))
-            native.call("hqq", found, weight[part].float(), group_size)
+            if method == "hqq":
+                found = torch.empty((part.stop - part.start, groups, 2))
+                native.call("hqq", found, weight[part].float(), group_size)
+            else:
+                padded = torch.nn.functional.pad(weight[part].float(), (0, k - weight.shape[1]))
+                found = torch.cat(METHODS[method](padded.reshape(-1, groups, group_size), None), -1)
             scale_and_zero[:, part] = found.to(weight.dtype).transpose(0, 1)
     native.call("quantize_int4", packed, scale_and_zero, sums, weight, group_size, int(method == "rtn"))
     return packed, scale_and_zero, relative_norm(*sums.sum(0).tolist())
@@ -144,6 +148,12 @@ def _rtn(part: torch.Tensor, mask: torch.Tensor | None) -> tuple[torch.Tensor, t
     return scale, low + 8 * scale
 
 
+def _symmetric(part: torch.Tensor, mask: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor]:
+    """The value of the largest magnitude becomes q = 0, and 0 stays 0: no zeros."""
+    most = part.gather(-1, part.abs().argmax(-1, keepdim=True))
+    return most / -8, torch.zeros_like(most)
+
+
 def _hqq(part: torch.Tensor, mask: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor]:
     """As ``hqq_reference``, by the library's kernel where the weight is on a CPU."""
     rows, groups, size = part.shape
@@ -194,4 +204,5 @@ def hqq_reference(part: torch.Tensor, mask: torch.Tensor | None) -> tuple[torch.
 METHODS: dict[str, Callable[[torch.Tensor, torch.Tensor | None], tuple[torch.Tensor, torch.Tensor]]] = {
     "hqq": _hqq,
     "rtn": _rtn,
+    "symmetric": _symmetric,
 }

@@ -15,7 +15,7 @@ __all__ = ["QuantizeOptions"]
 
 # The group sizes, the methods and the GEMMs for large M (prefill) of each dtype.
 _CHOICES = {
-    "int4": (Literal[32, 64, 128, 256], Literal["hqq", "rtn"], Literal["exact"]),
+    "int4": (Literal[32, 64, 128, 256], Literal["hqq", "rtn", "symmetric"], Literal["exact"]),
     "int8": (Literal[None], Literal["rtn"], Literal["exact"]),
     "fp8": (Literal[None], Literal["rtn"], Literal["exact"]),
     "nvfp4": (Literal[16], Literal["search", "rtn"], Literal["exact", "fp8", "fp4"]),
@@ -35,7 +35,8 @@ class QuantizeOptions:
     dtype: "int4", "int8", "fp8" or "nvfp4". int8 and fp8 also quantise activations, a row at a time when the layer is
         called; fp8 is for GPUs, from sm_89 on.
     group_size: inputs that share a scale; None: 128 for int4, 16 for nvfp4. int8 and fp8 have no groups.
-    method: "hqq" or "rtn" for int4, "rtn" for int8 and fp8, "search" or "rtn" for nvfp4; None: the first of these.
+    method: "hqq", "rtn" or "symmetric" for int4, "rtn" for int8 and fp8, "search" or "rtn" for nvfp4; None: the first
+        of these.
     include, exclude: the layers, by name or by a function, as ``untorch.quant.quantize`` takes them.
     prefill: for nvfp4, how GPUs may multiply at large M: "exact", "fp8" or "fp4".
     calibration: for int8 on CPUs, batches of inputs: the graph runs them, and convolutions and linear layers get static

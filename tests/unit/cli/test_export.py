@@ -340,7 +340,7 @@ def test_quantize(script: Path, tmp_path: Path, cli: Callable[..., Any]) -> None
     path = tmp_path / "net.pt2"
     command = (f"{script}:large", "--quantize", "int4", "--option", "quantize.group_size=32")
     wrong = cli("export", *command, "--option", "quantize.method=gptq", "-o", path)
-    assert wrong.err == "untorch: option quantize: method: expected one of 'hqq', 'rtn', got 'gptq'\n"
+    assert wrong.err == "untorch: option quantize: method: expected one of 'hqq', 'rtn', 'symmetric', got 'gptq'\n"
 
     done = export_warm(*command, "--check", "--json")
     [method] = json.loads(done.stdout)["methods"]

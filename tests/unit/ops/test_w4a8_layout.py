@@ -33,6 +33,18 @@ def test_pack_and_unpack(n: int, groups: int, group: int, seed: int) -> None:
     assert torch.equal(back[1], scales)
 
 
+def test_zeros_of_0_are_left_out() -> None:
+    values, scales = torch.randint(0, 16, (20, 64), dtype=torch.uint8), torch.randn(2, 20, 2)
+    scales[..., 1] = 0
+    weight, packed = pack_w4a8(values, scales)
+    assert (packed.shape, packed.is_contiguous()) == ((2, 2, 1, 16), True)
+    back = unpack_w4a8(weight, packed, 20)
+    assert torch.equal(back[0], values)
+    assert torch.equal(back[1], scales)
+    scales[1, 19, 1] = 1e-3
+    assert pack_w4a8(values, scales)[1].shape == (2, 2, 2, 16)
+
+
 def test_many_rows_are_packed_in_pieces() -> None:
     values = torch.randint(0, 16, (4096 + 33, 32), dtype=torch.uint8)
     weight, packed = pack_w4a8(values, torch.randn(1, 4129, 2))

@@ -22,7 +22,8 @@ def arguments(**changed: Any) -> dict[str, Any]:
     n, k, group = changed.pop("n", 20), changed.pop("k", 60), changed.pop("group", 32)
     dtype = changed.pop("dtype", torch.float32)
     whole = -(-k // group) * group
-    scales = torch.stack([torch.rand(whole // group, n) * 0.1, torch.randn(whole // group, n) * 0.1], -1)
+    zero = torch.randn(whole // group, n) * (0.0 if changed.pop("symmetric", False) else 0.1)
+    scales = torch.stack([torch.rand(whole // group, n) * 0.1, zero], -1)
     weight, scale_and_zero = pack_w4a8(torch.randint(0, 16, (n, whole), dtype=torch.uint8), scales)
     base = {
         "x": torch.randn(3, 5, k).to(dtype), "weight": weight, "scale_and_zero": scale_and_zero, "group_size": group,
@@ -32,12 +33,16 @@ def arguments(**changed: Any) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("dtype", [*DTYPES, torch.float64])
-@given(n=st.integers(1, 70), k=st.integers(1, 200), group=st.sampled_from([32, 64, 128, 256]), bare=st.booleans())
+@given(
+    n=st.integers(1, 70), k=st.integers(1, 200), group=st.sampled_from([32, 64, 128, 256]), bare=st.booleans(),
+    symmetric=st.booleans(),
+)  # fmt: skip
 @settings(max_examples=12, deadline=None)
 def test_the_library_gives_the_same_as_the_reference(
-    dtype: torch.dtype, n: int, k: int, group: int, bare: bool
+    dtype: torch.dtype, n: int, k: int, group: int, bare: bool, symmetric: bool
 ) -> None:
-    given = arguments(n=n, k=k, group=group, dtype=dtype)
+    given = arguments(n=n, k=k, group=group, dtype=dtype, symmetric=symmetric)
+    assert given["scale_and_zero"].shape[2] == (1 if symmetric else 2)
     if bare:
         given["bias"] = None
     got = OPERATOR(**given)
@@ -106,6 +111,10 @@ def test_export_keeps_it_as_one_node_and_the_rows_may_vary() -> None:
         ({"weight": torch.ones(2, 8, 16)}, "weight: expected contiguous int32 [2, 8, 16], got float32 [2, 8, 16]"),
         ({"out_features": 40}, "weight: expected contiguous int32 [3, 8, 16], got"),
         ({"scale_and_zero": torch.ones(2, 2, 2, 16).double()}, "scale_and_zero: expected contiguous bfloat16"),
+        (
+            {"scale_and_zero": torch.ones(2, 3, 1, 16)},
+            "scale_and_zero: expected contiguous bfloat16 or float16 or float32 [2, 2, 1, 16], got",
+        ),
         ({"bias": torch.ones(19)}, "bias: expected contiguous float32 [20], got float32 [19]"),
         ({"bias": torch.ones(20).half()}, "bias: expected contiguous float32 [20], got float16 [20]"),
         ({"bias": torch.ones(20, device="meta")}, "bias: expected the device of x, cpu, got meta"),

@@ -49,7 +49,7 @@ def quantised(model: nn.Module) -> list[str]:
     return [name for name, part in model.named_modules() if isinstance(part, Int4Linear)]
 
 
-@pytest.mark.parametrize("method", ["hqq", "rtn"])
+@pytest.mark.parametrize("method", ["hqq", "rtn", "symmetric"])
 def test_a_model_is_replaced_in_place_and_computes_nearly_the_same(method: str) -> None:
     model = Model().eval()
     before = copy.deepcopy(model)
@@ -174,7 +174,7 @@ def test_include_and_exclude(options: dict[str, Any], chosen: list[str], reason:
         ({"group_size": True}, "quantize: group_size: expected 32, 64, 128 or 256, got True"),
         ({"device": "meta"}, "quantize: device: 'meta' cannot be used here: "),
         ({"device": "nowhere"}, "quantize: device: 'nowhere' cannot be used here: "),
-        ({"method": "gptq"}, "quantize: method: expected one of 'hqq', 'rtn', got 'gptq'"),
+        ({"method": "gptq"}, "quantize: method: expected one of 'hqq', 'rtn', 'symmetric', got 'gptq'"),
         (
             {"dtype": "nvfp4", "group_size": 32},
             "quantize: group_size: nvfp4 has blocks of 16, which cannot be chosen: leave it out, got 32",

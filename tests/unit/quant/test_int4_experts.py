@@ -58,7 +58,7 @@ def dequantised(made: Int4Experts, plain: nn.Module, interleaved: bool) -> None:
 
 
 @pytest.mark.parametrize("make", [Experts, Transposed])
-@pytest.mark.parametrize("method", ["hqq", "rtn"])
+@pytest.mark.parametrize("method", ["hqq", "rtn", "symmetric"])
 def test_the_weights_that_it_says(make: Any, method: str) -> None:
     torch.manual_seed(0)
     model, plain = Model(make()), make()

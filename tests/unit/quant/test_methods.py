@@ -1,4 +1,4 @@
-"""RTN and HQQ: against definitions written out group by group, with padding, and what holds for any weight."""
+"""RTN, with zeros and without, and HQQ: against definitions written out group by group, with padding, and what holds for any weight."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from untorch.ops import chunks
-from untorch.quant.methods import quantize_weight, relative_error
+from untorch.quant.methods import quantize_int4, quantize_int4_reference, quantize_weight, relative_error
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
@@ -54,6 +54,32 @@ def test_rtn_is_the_nearest_of_sixteen_steps() -> None:
     assert ((restored(values, scale_and_zero, 64) - weight).abs() <= 0.5001 * step).all()
 
 
+def test_symmetric_is_the_nearest_of_sixteen_steps_around_0() -> None:
+    """From -8 to 7 of them: the value of the largest magnitude has -8."""
+    weight = torch.randn(5, 128, generator=torch.Generator().manual_seed(0))
+    values, scale_and_zero = quantize_weight(weight, 64, "symmetric")
+    assert not scale_and_zero[..., 1].any()
+    for row in range(5):
+        for group in range(2):
+            part = weight[row, 64 * group : 64 * group + 64].tolist()
+            scale = max(part, key=abs) / -8
+            assert scale_and_zero[group, row, 0] == pytest.approx(scale)
+            expected = [min(round(w / scale) + 8, 15) for w in part]
+            assert values[row, 64 * group : 64 * group + 64].tolist() == expected
+            assert expected[part.index(scale * -8)] == 0
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("method", ["rtn", "symmetric"])
+def test_the_library_gives_the_same_bits(method: str, dtype: torch.dtype) -> None:
+    weight = torch.randn(40, 200, generator=torch.Generator().manual_seed(5)).to(dtype)
+    weight[3] = 0
+    got, expected = (make(weight, 64, method, 40, 256) for make in (quantize_int4, quantize_int4_reference))
+    assert torch.equal(got[0], expected[0])
+    assert torch.equal(got[1], expected[1])
+    assert got[2] == pytest.approx(expected[2], rel=1e-5)
+
+
 def test_hqq_is_as_published() -> None:
     generator = torch.Generator().manual_seed(1)
     weight = torch.randn(6, 96, generator=generator) * torch.rand(6, 1, generator=generator)
@@ -68,7 +94,7 @@ def test_hqq_is_as_published() -> None:
     n=st.integers(1, 20),
     k=st.integers(1, 300),
     group=st.sampled_from([32, 64, 128, 256]),
-    method=st.sampled_from(["rtn", "hqq"]),
+    method=st.sampled_from(["rtn", "symmetric", "hqq"]),
     dtype=st.sampled_from(DTYPES),
     scale=st.sampled_from([1e-6, 1e-3, 1.0, 1e3]),
     shift=st.sampled_from([0.0, 1.0, -5.0]),
@@ -95,13 +121,13 @@ def test_no_weight_is_further_away_than_it_has_to_be(
     step = scale_and_zero[..., 0].T.float().repeat_interleave(group, 1)[:, :k]
     all_of_them = (torch.arange(16) - 8) * step.unsqueeze(-1) + zero.unsqueeze(-1)
     nearest = (all_of_them - weight.float().unsqueeze(-1)).abs().amin(-1)
-    torch.testing.assert_close((back - weight.float()).abs(), nearest, rtol=1e-3, atol=1e-6 * float(step.max()))
+    torch.testing.assert_close((back - weight.float()).abs(), nearest, rtol=1e-3, atol=1e-6 * float(step.abs().max()))
     size = torch.linalg.vector_norm(weight.double()).clamp(min=1e-30)  # float16 may round all of it to zero
     own = torch.linalg.vector_norm((back - weight.float()).double()) / size
     assert relative_error(weight, values, scale_and_zero, group) == pytest.approx(float(own), rel=1e-4, abs=1e-7)
 
 
-@pytest.mark.parametrize("method", ["rtn", "hqq"])
+@pytest.mark.parametrize("method", ["rtn", "symmetric", "hqq"])
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_padding_does_not_change_a_group(method: str, dtype: torch.dtype) -> None:
     weight = (torch.randn(7, 40, generator=torch.Generator().manual_seed(2)) + 3).to(dtype)
@@ -126,7 +152,7 @@ def test_equal_values_are_exact(method: str, dtype: torch.dtype) -> None:
     assert relative_error(torch.zeros(2, 64), torch.full((2, 64), 8).byte(), torch.zeros(1, 2, 2), 64) == 0.0
 
 
-@pytest.mark.parametrize("method", ["rtn", "hqq"])
+@pytest.mark.parametrize("method", ["rtn", "symmetric", "hqq"])
 def test_chunks_and_threads_do_not_matter(method: str, monkeypatch: pytest.MonkeyPatch) -> None:
     weight = torch.randn(50, 200, generator=torch.Generator().manual_seed(3))
     once = quantize_weight(weight, 64, method, 256)

@@ -24,7 +24,8 @@ void multiply(const Int4Moe& p, const Routing& routing, const Int4Experts& w, co
     };
     if (p.integers) {
       fill(calls.emplace_back());
-      calls.back().scales = skip_scales(w, e * (w.n * (w.k / p.group) * 2));
+      calls.back().has_zeros = w.has_zeros;
+      calls.back().scales = skip_scales(w, e * (w.n * (w.k / p.group) * (w.has_zeros ? 2 : 1)));
     } else {
       Int4Linear call;
       fill(call);

@@ -15,6 +15,7 @@ struct Int4Experts {
   const void* scales = nullptr;
   ScaleType scale_type = ScaleType::kFloat32;
   int inner_k_tiles = 8;  // for int4_linear's layout
+  bool has_zeros = true;  // in w4a8_linear's
 };
 
 struct Int4Moe : Moe {

@@ -30,9 +30,10 @@ struct W4A8Linear {
   // [ceil(n/16)][k/8][16]: bytes of a word have k, k + 1, k + 2, k + 3 in their low halves and the next four in their
   // high halves.
   const std::int32_t* weight = nullptr;
-  // int4: [ceil(n/16)][k/group][2][16], scale and zero. NVFP4: float8_e4m3fn [ceil(n/16)][k/16][16], of which 0x7f and
-  // 0xff, NaN, count as 480 and -480.
+  // int4: [ceil(n/16)][k/group][2][16], scale and zero, or [1][16] where all zeros are 0. NVFP4: float8_e4m3fn
+  // [ceil(n/16)][k/16][16], of which 0x7f and 0xff, NaN, count as 480 and -480.
   const void* scales = nullptr;
+  bool has_zeros = true;                       // of int4
   ScaleType scale_type = ScaleType::kFloat32;  // of int4
   std::int64_t group = 32;                     // 32, 64, 128 or 256; NVFP4: 16
   const float* global_scales = nullptr;        // [n], NVFP4 alone

@@ -128,13 +128,14 @@ template <bool kVnni, Weights F, int R, int W>
   constexpr int kSumsOfPart = kNvfp4 ? kPart / kBlock : 1, kStepsOfSum = kSteps / kSumsOfPart;
   const W4A8Linear& p = *t.p;
   const std::int64_t parts = p.k / kPart, groups = p.k / p.group, parts_of_group = kNvfp4 ? 1 : p.group / kPart;
+  const std::int64_t per_group = scales_of_panel<F>(p);
   const std::int32_t* words[W];
   std::int64_t scale_at[W];
 #pragma GCC unroll 8
   for (int w = 0; w < W; ++w) {
     const std::int64_t panel = t.panel + w / kPerPanel, within = w % kPerPanel * kWidth;
     words[w] = p.weight + panel * (p.k / 8) * 16 + within;
-    scale_at[w] = panel * groups * (kNvfp4 ? 16 : 32) + within;
+    scale_at[w] = panel * groups * per_group + within;
   }
   const Ints halves = Ints{} + 0x0f0f0f0f;
   V total[R][W] = {};
@@ -144,8 +145,9 @@ template <bool kVnni, Weights F, int R, int W>
     if constexpr (!kNvfp4) {
 #pragma GCC unroll 8
       for (int w = 0; w < W; ++w) {
-        scale[w] = load_scales<F>(p.scales, scale_at[w] + g * 32);
-        const V base = load_scales<F>(p.scales, scale_at[w] + g * 32 + 16) - 8.0f * scale[w];
+        scale[w] = load_scales<F>(p.scales, scale_at[w] + g * per_group);
+        V base = -8.0f * scale[w];
+        if (p.has_zeros) base += load_scales<F>(p.scales, scale_at[w] + g * per_group + kW4A8Columns);
 #pragma GCC unroll 8
         for (int r = 0; r < R; ++r) total[r][w] += base * t.sums[r * groups + g];
       }

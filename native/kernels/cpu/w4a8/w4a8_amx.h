@@ -83,12 +83,12 @@ void dequantize_panel(const W4A8Linear& p, std::int64_t panel, std::int64_t firs
                       std::uint32_t (*to)[kAmxRows]) {
   using V = Vector<float>;
   constexpr bool kNvfp4 = F == Weights::kNvfp4;
-  constexpr int kScales = kNvfp4 ? 16 : 32;  // of a panel and group
+  const std::int64_t per_group = scales_of_panel<F>(p);
   const std::int64_t group = kNvfp4 ? kNvfp4Block : p.group, at = panel * p.k + first;
   const std::int32_t* words = p.weight + at / 8 * kAmxRows;
-  std::int64_t scale_at = at / group * kScales;
+  std::int64_t scale_at = at / group * per_group;
   const Ints halves = Ints{} + 0x0f0f0f0f;
-  for (std::int64_t done = 0; done < count; done += group, scale_at += kScales) {
+  for (std::int64_t done = 0; done < count; done += group, scale_at += per_group) {
     V scale[kVectorsPerPanel], base[kVectorsPerPanel];
 #pragma GCC unroll 4
     for (int v = 0; v < kVectorsPerPanel; ++v) {
@@ -97,7 +97,8 @@ void dequantize_panel(const W4A8Linear& p, std::int64_t panel, std::int64_t firs
       if constexpr (kNvfp4) {
         scale[v] = load_block_scales(static_cast<const std::uint8_t*>(p.scales) + within);
       } else {
-        scale[v] = load_scales<F>(p.scales, within), zero = load_scales<F>(p.scales, within + kAmxRows);
+        scale[v] = load_scales<F>(p.scales, within);
+        if (p.has_zeros) zero = load_scales<F>(p.scales, within + kW4A8Columns);
       }
       base[v] = zero - scale[v] * (32.0f + (kNvfp4 ? 12.0f : 8.0f));
     }

@@ -14,6 +14,12 @@ inline constexpr int kNvfp4Block = 16;  // of k, with one scale
 // What the weights of a kernel are.
 enum class Weights : std::uint8_t { kFloat32Scales, kBFloat16Scales, kFloat16Scales, kNvfp4 };
 
+// Scales, with their zeros, of a panel and group.
+template <Weights F>
+[[gnu::always_inline]] inline std::int64_t scales_of_panel(const W4A8Linear& p) {
+  return F == Weights::kNvfp4 || !p.has_zeros ? kW4A8Columns : 2 * kW4A8Columns;
+}
+
 // A vector of scales of int4 from `at` on.
 template <Weights F>
 [[gnu::always_inline]] inline Vector<float> load_scales(const void* scales, std::int64_t at) {

@@ -40,8 +40,8 @@ class Layers(nn.Module):
         return y
 
 
-def quantized(model: nn.Module, group_size: int = 32) -> nn.Module:
-    quantize(model, "int4", group_size=group_size, method="rtn", progress=False)
+def quantized(model: nn.Module, group_size: int = 32, method: str = "rtn") -> nn.Module:
+    quantize(model, "int4", group_size=group_size, method=method, progress=False)
     return model.eval()
 
 
@@ -67,6 +67,18 @@ def test_before_and_after(dtype: torch.dtype, group: int, bias: bool) -> None:
     torch.testing.assert_close(matrix, up.dequantize())
     # Activations are rounded to 1/127 of their part's largest.
     assert torch.nn.functional.cosine_similarity(module(x).float(), before.float(), dim=-1).min() > 0.999
+
+
+def test_symmetric_weights_have_no_zeros() -> None:
+    """Of linear layers and of experts."""
+    for model, x in ((Layers(), torch.randn(5, 200)), (Routed(), torch.randn(3, 64))):
+        before = quantized(model, method="symmetric")(x)
+        module = unlift(model, x)
+        assert quantize_int4_activations(module).changed
+        close(module)
+        scales = [value for name, value in module.named_buffers() if name.endswith("scale_and_zero_w4a8")]
+        assert [tensor.shape[2] for tensor in scales] == [1, 1]
+        assert torch.nn.functional.cosine_similarity(module(x), before, dim=-1).min() > 0.999
 
 
 class Shared(nn.Module):
