@@ -148,7 +148,10 @@ def test_forms_of_the_option(value: Any, expected: dict[str, QuantizeOptions]) -
         ({"dtype": "int8", "percentile": "99"}, "option quantize: percentile: expected a number, got '99'"),
         ({"dtype": "int4", "group": 64}, "option quantize: unknown option 'group': did you mean 'group_size'?"),
         ({"dtype": "int4", "group_size": 16}, "option quantize: group_size: expected one of 32, 64, 128, 256, got 16"),
-        ({"dtype": "int4", "method": "gptq"}, "option quantize: method: expected one of 'hqq', 'rtn', 'symmetric', got 'gptq'"),
+        (
+            {"dtype": "int4", "method": "gptq"},
+            "option quantize: method: expected one of 'hqq', 'rtn', 'symmetric', got 'gptq'",
+        ),
         (
             {"dtype": "nvfp4", "group_size": 32},
             "option quantize: group_size: nvfp4 has blocks of 16, which cannot be chosen: leave it out, got 32",
