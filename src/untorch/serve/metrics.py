@@ -80,7 +80,7 @@ class Watch:
         code = "ok"
         if error is not None:
             code = status_of(error)[1].lower() if isinstance(error, Exception) else "cancelled"
-        self._metrics.later(self._metrics.call, self.model, self._protocol, code, seconds)
+        self._metrics.later(self._metrics.count_call, self.model, self._protocol, code, seconds)
 
 
 class Metrics:
@@ -149,7 +149,7 @@ class Metrics:
         """Counts and times a call of a model."""
         return Watch(self, protocol)
 
-    def call(self, model: str, protocol: str, code: str, seconds: float) -> None:
+    def count_call(self, model: str, protocol: str, code: str, seconds: float) -> None:
         """Counts a call of a model."""
         self._child(self._requests, model, protocol, code).inc()
         self._child(self._request_seconds, model, protocol).observe(seconds)
@@ -164,7 +164,7 @@ class Metrics:
         found = self._statistics.get(model)
         return self._statistics.setdefault(model, Statistics()) if found is None else found
 
-    def http(self, method: str, route: str, status: int, seconds: float) -> None:
+    def count_response(self, method: str, route: str, status: int, seconds: float) -> None:
         """Counts a response. ``route`` is the path's pattern, not the path."""
         self._child(self._http, method, route, str(status)).inc()
         self._child(self._http_seconds, route).observe(seconds)

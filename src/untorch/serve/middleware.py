@@ -96,7 +96,7 @@ class Access:
     def _record(self, scope: Scope, status: int, seconds: float) -> None:
         route = getattr(scope.get("route"), "path", None) or "other"
         method = scope["method"] if scope["method"] in ("GET", "POST", "HEAD", "OPTIONS") else "other"
-        self._state.metrics.later(self._state.metrics.http, method, route, status, seconds)
+        self._state.metrics.later(self._state.metrics.count_response, method, route, status, seconds)
         if _log.isEnabledFor(logging.INFO):
             soon(_write_log, scope, status, seconds)
 

@@ -33,7 +33,7 @@ def test_calls_are_counted_when_they_are_read() -> None:
     call(metrics)
     assert metrics.statistics("m").success.count == 4
     call(metrics)
-    metrics.http("POST", "/", 200, 0.1)
+    metrics.count_response("POST", "/", 200, 0.1)
     assert value(metrics, "untorch_request_seconds_count") == 5
     assert value(metrics, "untorch_http_requests_total") == 1
 
