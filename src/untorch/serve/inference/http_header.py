@@ -26,7 +26,7 @@ from untorch.serve.inference.tensors import (
     from_raw,
     to_json,
     to_raw,
-)  # fmt: skip
+)
 
 __all__ = ["RequestHeader", "encode_response", "parse_header"]
 
